@@ -1,0 +1,83 @@
+"""Box formats, anchor points and the IoU family: pure tensors, any dtype, any device.
+
+Legend: B images, A anchors, N boxes, C classes. A box format is part of a variable's name: `xyxy` are two corners,
+`xywh` centre and size, `ltrb` the distances from an anchor point to the four sides.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def xywh_to_xyxy(xywh: Tensor) -> Tensor:
+    """(..., 4) centre and size to (..., 4) corners, in the same unit."""
+    centre, half = xywh[..., :2], xywh[..., 2:] / 2
+    return torch.cat((centre - half, centre + half), dim=-1)
+
+
+def xyxy_to_xywh(xyxy: Tensor) -> Tensor:
+    """(..., 4) corners to (..., 4) centre and size, in the same unit."""
+    low, high = xyxy[..., :2], xyxy[..., 2:]
+    return torch.cat(((low + high) / 2, high - low), dim=-1)
+
+
+def ltrb_to_xyxy(ltrb: Tensor, points: Tensor) -> Tensor:
+    """(..., A, 4) distances to the sides and (A, 2) anchor points to (..., A, 4) corners, in the points' unit."""
+    return torch.cat((points - ltrb[..., :2], points + ltrb[..., 2:]), dim=-1)
+
+
+def xyxy_to_ltrb(xyxy: Tensor, points: Tensor) -> Tensor:
+    """The inverse of `ltrb_to_xyxy`; negative where a point lies outside its box."""
+    return torch.cat((points - xyxy[..., :2], xyxy[..., 2:] - points), dim=-1)
+
+
+def clip_xyxy(xyxy: Tensor, height: float, width: float) -> Tensor:
+    """(..., 4) corners, clipped to 0..width and 0..height."""
+    limit = xyxy.new_tensor((width, height, width, height))
+    return torch.minimum(xyxy.clamp(min=0), limit)
+
+
+def anchor_points(
+    shapes: Sequence[tuple[int, int]], strides: Sequence[int], device: torch.device | str, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Cell centres of feature maps of the given (height, width), one level after the other, each row-major.
+
+    Returns (A, 2) points x, y in grid units (column + 0.5, row + 0.5) and (A,) strides in pixels per grid unit.
+    """
+    points, scales = [], []
+    for (height, width), stride in zip(shapes, strides, strict=True):
+        x = torch.arange(width, device=device, dtype=dtype) + 0.5
+        y = torch.arange(height, device=device, dtype=dtype) + 0.5
+        grid_y, grid_x = torch.meshgrid(y, x, indexing="ij")
+        points.append(torch.stack((grid_x, grid_y), dim=-1).reshape(-1, 2))
+        scales.append(torch.full((height * width,), stride, device=device, dtype=dtype))
+    return torch.cat(points), torch.cat(scales)
+
+
+def ciou(a_xyxy: Tensor, b_xyxy: Tensor, eps: float = 1e-7) -> Tensor:
+    """Complete IoU of boxes paired along the leading dimensions: (..., 4) and (..., 4) to (...).
+
+    CIoU = IoU - (rho^2 / c^2 + a v): rho the distance of the centres, c the diagonal of the smallest enclosing box,
+    v = 4 / pi^2 (atan(w_b / h_b) - atan(w_a / h_a))^2 and a = v / (v - IoU + 1 + eps), which carries no gradient.
+    Zheng et al., "Enhancing geometric factors in model learning and inference" (2020).
+    """
+    a_size = a_xyxy[..., 2:] - a_xyxy[..., :2]
+    b_size = b_xyxy[..., 2:] - b_xyxy[..., :2]
+    overlap = (torch.minimum(a_xyxy[..., 2:], b_xyxy[..., 2:]) - torch.maximum(a_xyxy[..., :2], b_xyxy[..., :2])).clamp(min=0)
+    intersection = overlap.prod(dim=-1)
+    union = a_size.prod(dim=-1) + b_size.prod(dim=-1) - intersection + eps
+    iou = intersection / union
+
+    hull = torch.maximum(a_xyxy[..., 2:], b_xyxy[..., 2:]) - torch.minimum(a_xyxy[..., :2], b_xyxy[..., :2])
+    diagonal2 = hull.square().sum(dim=-1) + eps
+    offset = a_xyxy[..., :2] + a_xyxy[..., 2:] - b_xyxy[..., :2] - b_xyxy[..., 2:]
+    distance2 = offset.square().sum(dim=-1) / 4
+
+    a_angle = torch.atan(a_size[..., 0] / (a_size[..., 1] + eps))
+    b_angle = torch.atan(b_size[..., 0] / (b_size[..., 1] + eps))
+    v = (4 / math.pi**2) * (b_angle - a_angle).square()
+    with torch.no_grad():
+        weight = v / (v - iou + 1 + eps)
+    return iou - (distance2 / diagonal2 + weight * v)

@@ -1,0 +1,79 @@
+"""The front door: parse, dispatch, and turn errors into one clear line. Imports torch only for a command's work."""
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from types import FrameType
+
+from detector.errors import DetectorError
+
+OVERRIDES = "settings as key=value, with YAML values: epochs=50 lr0=1e-3 names='[cat, dog]'"
+SUMMARY = """\
+Train, measure and use YOLO-style object detectors.
+
+  detector train configs/quickstart.yaml         train by a config file
+  detector train data=my.yaml model=v11s batch=4 or by settings alone
+  detector train resume=runs/train               go on with a run that stopped
+  detector val runs/train/weights/best.pt        measure a checkpoint
+  detector predict runs/train/weights/best.pt images/
+"""
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    import detector
+
+    parser = argparse.ArgumentParser("detector", description=SUMMARY, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--version", action="version", version=f"detector {detector.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    train = commands.add_parser("train", help="train a detector", epilog="All settings: docs/settings.md")
+    train.add_argument("arguments", nargs="*", metavar="CONFIG.yaml | key=value", help=f"a config file, then {OVERRIDES}")
+
+    val = commands.add_parser("val", help="measure a checkpoint by the COCO protocol")
+    val.add_argument("weights", help="a checkpoint, for example runs/train/weights/best.pt")
+    val.add_argument("arguments", nargs="*", metavar="key=value", help="data split imgsz batch conf iou device amp ...")
+
+    predict = commands.add_parser("predict", help="find objects in images")
+    predict.add_argument("weights", help="a checkpoint, for example runs/train/weights/best.pt")
+    predict.add_argument("arguments", nargs="+", metavar="SOURCE | key=value", help="files, folders and globs; conf iou imgsz ...")
+    for command in (train, val, predict):
+        command.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status: 0 done, 2 a user's mistake, 130 Ctrl-C, 143 SIGTERM."""
+    options = build_parser().parse_args(argv)
+    previous = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        command = importlib.import_module(f"detector.commands.{options.command}")
+        command.run(options)
+        return 0
+    except DetectorError as error:
+        if options.debug:
+            traceback.print_exc()
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nstopped by Ctrl-C", file=sys.stderr)
+        return 130
+    except Terminated:
+        print("\nstopped by SIGTERM", file=sys.stderr)
+        return 143
+    except BrokenPipeError:  # the reader of a pipe went away: not an error of ours
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    raise Terminated

@@ -1,0 +1,63 @@
+"""`detector train`, and `train` for Python."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from detector.config import Settings, load_settings, validated
+from detector.errors import ConfigError
+from detector.training import checkpoint
+from detector.training import run as training_run
+from detector.training.run import TrainResult
+
+CHANGEABLE = {"device", "workers", "cache", "patience", "save_period", "plots"}
+
+
+def run(options: argparse.Namespace) -> None:
+    """The command: an optional config file, then overrides."""
+    words = list(options.arguments)
+    file = Path(words.pop(0)) if words and "=" not in words[0] else None
+    if file is None and not words:
+        raise ConfigError("name a config file, or at least data=...: detector train configs/quickstart.yaml")
+    start(file, words)
+
+
+def train(config: str | Path | None = None, **settings: Any) -> TrainResult:
+    """Train a detector by a config file, by settings, or by both (the settings win).
+
+    Returns the run's folder, its checkpoints and the best checkpoint's metrics. Raises ConfigError, DataError or
+    CheckpointError, all ValueErrors, for what the caller can mend.
+    """
+    overrides = [f"{key}={yaml.safe_dump(_plain(value), default_flow_style=True)}" for key, value in settings.items()]
+    return start(Path(config) if config is not None else None, overrides)
+
+
+def start(file: Path | None, overrides: Sequence[str]) -> TrainResult:
+    settings = load_settings(Settings, file, overrides)
+    if settings.resume is None:
+        return training_run.train(settings)
+    path = checkpoint.locate(settings.resume)
+    saved = checkpoint.read(path)
+    if "optimizer" not in saved:
+        last = path.parent / "last.pt"
+        raise ConfigError(f"resume={path}: holds weights only; resume from {last}, or start a new run with weights={path}")
+    return training_run.train(resumed(settings, saved, path), path, saved)
+
+
+def resumed(settings: Settings, saved: dict[str, Any], path: Path) -> Settings:
+    """The saved run's settings with the changes that a resume allows. ConfigError names one it does not."""
+    changes = {key: getattr(settings, key) for key in settings.model_fields_set - {"resume"}}
+    refused = sorted(key for key in changes.keys() - CHANGEABLE if changes[key] != saved["settings"].get(key))
+    if refused:
+        raise ConfigError(
+            f"resume={settings.resume}: '{refused[0]}' cannot change in the middle of a run "
+            f"(it was {saved['settings'].get(refused[0])}); these can: {', '.join(sorted(CHANGEABLE))}"
+        )
+    return validated(Settings, {**saved["settings"], **changes}, {}, str(path))
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,57 @@
+"""`detector val`: measure a checkpoint by the COCO protocol, with the code that training validates with."""
+
+import argparse
+from pathlib import Path
+
+from detector.config import ValSettings, load_settings
+from detector.data.dataset import ValidationSet
+from detector.data.description import load_description
+from detector.data.index import build_index
+from detector.data.loader import validation_batches
+from detector.data.shapes import ensure_generated
+from detector.errors import ConfigError
+from detector.evaluation.evaluate import evaluate_network, ground_truth_of
+from detector.reporting.summary import draw_evaluation
+from detector.reporting.table import format_class_table
+from detector.training import checkpoint
+from detector.training.precision import choose_device, choose_precision
+from detector.training.run import create_folder
+from detector.training.setup import worker_count
+
+
+def run(options: argparse.Namespace) -> None:
+    path = Path(options.weights)
+    settings = load_settings(ValSettings, None, options.arguments)
+    saved = checkpoint.read(path)
+    device = choose_device(settings.device)
+    precision = choose_precision(settings.amp, device)
+    network = checkpoint.network_of(saved, path).to(device)
+    names = tuple(saved["names"])
+
+    data = settings.data or Path(saved["settings"]["data"])
+    description = load_description(data)
+    ensure_generated(description)
+    if len(description.names) != len(names):
+        raise ConfigError(f"data={data}: has {len(description.names)} classes, but {path} was trained for {len(names)}: {list(names)}")
+    index = build_index(description, settings.split)
+    for warning in index.warnings:
+        print(f"warning: {settings.split}: {warning}")
+    images = ValidationSet(index, settings.imgsz or saved["imgsz"])
+
+    evaluation = evaluate_network(
+        network,
+        validation_batches(images, settings.batch, worker_count(settings.workers)),
+        ground_truth_of(index),
+        names,
+        device=device,
+        autocast=precision.autocast,
+        conf=settings.conf,
+        iou=settings.iou,
+        max_det=settings.max_det,
+    )
+    print(f"{path} on {data}, {settings.split}: {len(index)} images at {images.imgsz}, {device}, {precision.name}")
+    print(format_class_table(evaluation, names))
+    if settings.plots:
+        folder = create_folder(settings.project, settings.name, "val", settings.exist_ok)
+        draw_evaluation(evaluation, images, names, folder)
+        print(f"pictures  {folder}")

@@ -1,0 +1,203 @@
+"""Random changes of a training image and its boxes: pure functions of their arguments and a generator.
+
+Images are (H, W, 3) uint8 RGB, boxes (N, 4) float64 xyxy in continuous pixels (pixel i covers i..i+1), classes (N,)
+int64. No function writes to what it is given.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+from numpy.random import Generator
+
+from detector.data.image import PADDING
+
+MIN_SIDE = 2.0  # pixels a box must exceed after a warp
+MIN_AREA = 0.10  # share of its scaled area that must stay inside
+MAX_ASPECT = 100.0
+MIXUP_BETA = 32.0
+CUTMIX_TRIES = 3
+CUTMIX_MIN_AREA = 0.1  # share of a partner's box that must lie inside the pasted rectangle
+GREY = (PADDING, PADDING, PADDING)
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Strengths of the augmentations, with the names and defaults that YOLO users know."""
+
+    hsv_h: float = 0.015  # largest change of hue, as a share of the circle
+    hsv_s: float = 0.7  # of saturation, as a factor
+    hsv_v: float = 0.4  # of brightness, as a factor
+    degrees: float = 0.0  # largest rotation
+    translate: float = 0.1  # largest shift, as a share of the size
+    scale: float = 0.5  # largest change of size, as a factor
+    shear: float = 0.0  # largest shear angle, degrees
+    perspective: float = 0.0  # largest entry of the perspective row, 1 / pixels
+    flipud: float = 0.0  # probability of an up-down flip
+    fliplr: float = 0.5  # probability of a left-right flip
+    mosaic: float = 1.0  # probability of a mosaic
+    mixup: float = 0.0  # probability of a mixup
+    cutmix: float = 0.0  # probability of a cutmix
+
+
+class Example(NamedTuple):
+    """An image with its boxes."""
+
+    image: np.ndarray  # (H, W, 3) uint8 RGB
+    boxes_xyxy: np.ndarray  # (N, 4) float64 pixels
+    classes: np.ndarray  # (N,) int64
+
+
+def clipped_boxes(boxes_xyxy: np.ndarray, window_xyxy: tuple[float, float, float, float]) -> np.ndarray:
+    """(N, 4) the parts of the boxes inside a window; those outside end up without area."""
+    left, top, right, bottom = window_xyxy
+    return np.clip(boxes_xyxy, (left, top, left, top), (right, bottom, right, bottom))
+
+
+def areas(boxes_xyxy: np.ndarray) -> np.ndarray:
+    """(N,) areas of (N, 4) boxes."""
+    return (boxes_xyxy[:, 2] - boxes_xyxy[:, 0]) * (boxes_xyxy[:, 3] - boxes_xyxy[:, 1])
+
+
+def perspective_matrix(
+    height: int, width: int, size: int, strengths: Augmentation, generator: Generator
+) -> tuple[np.ndarray, float]:
+    """(3, 3) float64 map of an image's continuous pixels to those of a size x size window, and its scale.
+
+    M = T S R P C: C moves the centre to 0, P is the perspective, R rotates and scales, S shears, T moves to the window.
+    """
+    centre = np.eye(3)
+    centre[:2, 2] = -width / 2, -height / 2
+    tilt = np.eye(3)
+    tilt[2, :2] = generator.uniform(-strengths.perspective, strengths.perspective, 2)
+    angle = np.deg2rad(generator.uniform(-strengths.degrees, strengths.degrees))
+    scale = generator.uniform(1 - strengths.scale, 1 + strengths.scale)
+    cos, sin = scale * np.cos(angle), scale * np.sin(angle)
+    turn = np.array(((cos, sin, 0), (-sin, cos, 0), (0, 0, 1)))
+    slant = np.eye(3)
+    slant[0, 1], slant[1, 0] = np.tan(np.deg2rad(generator.uniform(-strengths.shear, strengths.shear, 2)))
+    move = np.eye(3)
+    move[:2, 2] = size * generator.uniform(0.5 - strengths.translate, 0.5 + strengths.translate, 2)
+    return move @ slant @ turn @ tilt @ centre, scale
+
+
+def warp(image: np.ndarray, matrix: np.ndarray, size: int) -> np.ndarray:
+    """(size, size, 3) the image under a map of continuous pixels, bilinear, grey where there is none."""
+    # OpenCV's coordinates are 0 at the centre of pixel 0, ours at its edge: half a pixel there and back
+    half = np.array(((1, 0, 0.5), (0, 1, 0.5), (0, 0, 1)))
+    shifted = np.linalg.inv(half) @ matrix @ half
+    if np.any(matrix[2, :2]):
+        return cv2.warpPerspective(image, shifted, (size, size), flags=cv2.INTER_LINEAR, borderValue=GREY)
+    return cv2.warpAffine(image, shifted[:2], (size, size), flags=cv2.INTER_LINEAR, borderValue=GREY)
+
+
+def warped_boxes(boxes_xyxy: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """(N, 4) boxes around the moved corners of (N, 4) boxes, not clipped.
+
+    With perspective, a corner behind the viewer has no place in the image; its box becomes NaN.
+    """
+    corners = boxes_xyxy[:, (0, 1, 2, 1, 2, 3, 0, 3)].reshape(-1, 2)
+    moved = np.concatenate((corners, np.ones((len(corners), 1))), axis=1) @ matrix.T
+    depth = np.where(moved[:, 2:] > 0, moved[:, 2:], np.nan)
+    points = (moved[:, :2] / depth).reshape(-1, 4, 2)
+    return np.concatenate((points.min(axis=1), points.max(axis=1)), axis=1)
+
+
+def random_perspective(example: Example, size: int, strengths: Augmentation, generator: Generator) -> Example:
+    """The example under one random map to a size x size window.
+
+    A box becomes the box around its moved corners, clipped; it stays if its sides exceed 2 px, if more than 0.10 of
+    scale^2 * its old area is left and if its aspect is under 100.
+    """
+    matrix, scale = perspective_matrix(*example.image.shape[:2], size, strengths, generator)
+    boxes_xyxy = clipped_boxes(warped_boxes(example.boxes_xyxy, matrix), (0, 0, size, size))
+    width, height = boxes_xyxy[:, 2] - boxes_xyxy[:, 0], boxes_xyxy[:, 3] - boxes_xyxy[:, 1]
+    kept = (width > MIN_SIDE) & (height > MIN_SIDE)  # False for NaN
+    kept &= width * height > MIN_AREA * scale**2 * areas(example.boxes_xyxy)
+    kept &= np.maximum(width, height) < MAX_ASPECT * np.minimum(width, height)
+    return Example(warp(example.image, matrix, size), boxes_xyxy[kept], example.classes[kept])
+
+
+def mixup(example: Example, partner: Example, generator: Generator) -> Example:
+    """Both images blended, r of the first and 1 - r of the second with r ~ Beta(32, 32); the boxes of both.
+
+    Zhang et al., "mixup: Beyond empirical risk minimization" (2017).
+    """
+    ratio = generator.beta(MIXUP_BETA, MIXUP_BETA)
+    return Example(
+        cv2.addWeighted(example.image, ratio, partner.image, 1 - ratio, 0.0),
+        np.concatenate((example.boxes_xyxy, partner.boxes_xyxy)),
+        np.concatenate((example.classes, partner.classes)),
+    )
+
+
+def cutmix(example: Example, partner: Example, generator: Generator) -> Example:
+    """A rectangle of the partner, of the same size, pasted where it covers no box; nothing if none of three fits.
+
+    The rectangle's sides are sqrt(1 - lam) of the image's, lam ~ Beta(1, 1). The partner's boxes with at least 0.1 of
+    their area in the rectangle are kept, clipped. Yun et al., "CutMix" (2019).
+    """
+    height, width = example.image.shape[:2]
+    for _ in range(CUTMIX_TRIES):
+        window = _random_window(height, width, generator)
+        if areas(window[None])[0] > 0 and not np.any(_overlaps(example.boxes_xyxy, window)):
+            break
+    else:
+        return example
+    left, top, right, bottom = window
+    image = example.image.copy()
+    image[top:bottom, left:right] = partner.image[top:bottom, left:right]
+    inside_xyxy = clipped_boxes(partner.boxes_xyxy, (left, top, right, bottom))
+    inside = areas(inside_xyxy)
+    kept = (inside > 0) & (inside >= CUTMIX_MIN_AREA * areas(partner.boxes_xyxy))
+    return Example(
+        image,
+        np.concatenate((example.boxes_xyxy, inside_xyxy[kept])),
+        np.concatenate((example.classes, partner.classes[kept])),
+    )
+
+
+def _random_window(height: int, width: int, generator: Generator) -> np.ndarray:
+    """(4,) int64 xyxy: a rectangle around a random point, cut off at the image."""
+    share = np.sqrt(1 - generator.beta(1.0, 1.0))
+    limit = np.array((width, height))
+    centre = generator.uniform(0, limit)
+    low, high = centre - limit * share / 2, centre + limit * share / 2
+    return np.clip(np.concatenate((low, high)), 0, np.tile(limit, 2)).astype(np.int64)
+
+
+def _overlaps(boxes_xyxy: np.ndarray, window: np.ndarray) -> np.ndarray:
+    low, high = np.maximum(boxes_xyxy[:, :2], window[:2]), np.minimum(boxes_xyxy[:, 2:], window[2:])
+    return np.all(high > low, axis=1)
+
+
+def random_hsv(image: np.ndarray, strengths: Augmentation, generator: Generator) -> np.ndarray:
+    """Hue turned by r_h of the circle, saturation and brightness times 1 + r, r ~ U(-1, 1) * (hsv_h, hsv_s, hsv_v)."""
+    if not (strengths.hsv_h or strengths.hsv_s or strengths.hsv_v):
+        return image
+    hue, saturation, value = generator.uniform(-1, 1, 3) * (strengths.hsv_h, strengths.hsv_s, strengths.hsv_v)
+    levels = np.arange(256)
+    table = np.empty((1, 256, 3), dtype=np.uint8)
+    table[0, :, 0] = np.rint(levels + 180 * hue) % 180  # OpenCV's 8-bit hue is in units of 2 degrees
+    table[0, :, 1] = np.clip(np.rint(levels * (1 + saturation)), 0, 255)
+    table[0, :, 2] = np.clip(np.rint(levels * (1 + value)), 0, 255)
+    return cv2.cvtColor(cv2.LUT(cv2.cvtColor(image, cv2.COLOR_RGB2HSV), table), cv2.COLOR_HSV2RGB)
+
+
+def random_flips(example: Example, strengths: Augmentation, generator: Generator) -> Example:
+    """Mirrored up-down with probability flipud and left-right with probability fliplr."""
+    up_down, left_right = generator.random(2) < (strengths.flipud, strengths.fliplr)
+    image, boxes_xyxy = example.image, example.boxes_xyxy
+    height, width = image.shape[:2]
+    if up_down:
+        image = cv2.flip(image, 0)
+        boxes_xyxy = np.stack(
+            (boxes_xyxy[:, 0], height - boxes_xyxy[:, 3], boxes_xyxy[:, 2], height - boxes_xyxy[:, 1]), axis=1
+        )
+    if left_right:
+        image = cv2.flip(image, 1)
+        boxes_xyxy = np.stack(
+            (width - boxes_xyxy[:, 2], boxes_xyxy[:, 1], width - boxes_xyxy[:, 0], boxes_xyxy[:, 3]), axis=1
+        )
+    return Example(image, boxes_xyxy, example.classes)

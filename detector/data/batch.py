@@ -1,0 +1,47 @@
+"""What the loader hands to training: a sample, and a micro-batch of them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Sample(NamedTuple):
+    """One training image with its boxes."""
+
+    image: np.ndarray  # (H, W, 3) uint8 RGB
+    boxes_xyxy: np.ndarray  # (N, 4) float32 pixels of the network input
+    classes: np.ndarray  # (N,) int64
+    index: int  # of the image in the data set
+
+
+class Batch(NamedTuple):
+    """One micro-batch of B images with N boxes in all."""
+
+    images: Tensor  # (B, H, W, 3) uint8 RGB
+    boxes_xyxy: Tensor  # (N, 4) float32 pixels of the network input
+    classes: Tensor  # (N,) int64
+    image_index: Tensor  # (N,) int64, which of the B images a box belongs to, ascending
+    samples: Tensor  # (B,) int64, index of each image in the data set
+
+    def to(self, device: torch.device | str, non_blocking: bool = True) -> "Batch":
+        """The batch on a device; only from pinned memory does `non_blocking` overlap with anything."""
+        return Batch(*(tensor.to(device, non_blocking=non_blocking) for tensor in self))
+
+    def network_input(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """(B, 3, H, W) in 0..1, channels last in memory: a view of the images but for the conversion."""
+        return self.images.permute(0, 3, 1, 2).to(dtype).div_(255)
+
+
+def collate(samples: Sequence[Sample]) -> Batch:
+    """Stacks samples whose images have one size."""
+    counts = torch.tensor([len(sample.classes) for sample in samples])
+    return Batch(
+        images=torch.from_numpy(np.stack([sample.image for sample in samples])),
+        boxes_xyxy=torch.from_numpy(np.concatenate([sample.boxes_xyxy for sample in samples])),
+        classes=torch.from_numpy(np.concatenate([sample.classes for sample in samples])),
+        image_index=torch.repeat_interleave(torch.arange(len(samples)), counts),
+        samples=torch.tensor([sample.index for sample in samples]),
+    )

@@ -1,0 +1,94 @@
+"""Reads images and puts them into a size.
+
+Coordinates are continuous: pixel i covers i..i+1, so a box of a whole image is (0, 0, width, height) and resizing by a
+factor multiplies boxes by it.
+"""
+
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+from detector.errors import DataError
+
+PADDING = 114  # the grey around images
+
+
+class Letterbox(NamedTuple):
+    """How an original image was put into the network input: x_net = x_orig * ratio_x + left."""
+
+    height: int  # of the original image, pixels
+    width: int
+    ratio_x: float
+    ratio_y: float
+    left: int  # pixels of padding
+    top: int
+
+
+def read_rgb(path: str | Path) -> np.ndarray:
+    """(H, W, 3) uint8 RGB, turned as its EXIF orientation says. Raises DataError when it cannot be decoded.
+
+    Read through numpy because OpenCV's own file access fails on non-ASCII paths on some systems.
+    """
+    try:
+        content = np.fromfile(path, dtype=np.uint8)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error}); put the image back") from None
+    try:
+        image = cv2.imdecode(content, cv2.IMREAD_COLOR_RGB) if len(content) else None
+    except cv2.error:
+        image = None
+    if image is None:
+        raise DataError(f"{path}: cannot be decoded, it is damaged or no image; replace it or take it out of the set")
+    return image
+
+
+def fitted_size(height: int, width: int, imgsz: int) -> tuple[int, int]:
+    """(height, width) once the long side is imgsz, each at least one pixel."""
+    ratio = imgsz / max(height, width)
+    return max(1, round(height * ratio)), max(1, round(width * ratio))
+
+
+def fit_long_side(image: np.ndarray, imgsz: int) -> np.ndarray:
+    """The image with its long side resized to imgsz: averaged over areas when it shrinks, bilinear when it grows."""
+    height, width = image.shape[:2]
+    new_height, new_width = fitted_size(height, width, imgsz)
+    if (new_height, new_width) == (height, width):
+        return image
+    method = cv2.INTER_AREA if imgsz < max(height, width) else cv2.INTER_LINEAR
+    return cv2.resize(image, (new_width, new_height), interpolation=method)
+
+
+def letterbox_geometry(
+    height: int, width: int, imgsz: int, stride: int = 32, rect: bool = True
+) -> tuple[tuple[int, int], tuple[int, int], Letterbox]:
+    """How an image of this size is letterboxed: (height, width) of the result, and of the image in it, and the mapping.
+
+    Depends on the image alone, never on a batch. See `letterbox`.
+    """
+    ratio = min(1.0, imgsz / max(height, width))
+    new_height, new_width = max(1, round(height * ratio)), max(1, round(width * ratio))
+    if rect:
+        out_height, out_width = (math.ceil(side / stride) * stride for side in (new_height, new_width))
+    else:
+        out_height = out_width = imgsz
+    left, top = (out_width - new_width) // 2, (out_height - new_height) // 2
+    mapping = Letterbox(height, width, new_width / width, new_height / height, left, top)
+    return (out_height, out_width), (new_height, new_width), mapping
+
+
+def letterbox(image: np.ndarray, imgsz: int, stride: int = 32, rect: bool = True) -> tuple[np.ndarray, Letterbox]:
+    """The image shrunk to fit imgsz (never enlarged, bilinear), centred on grey; an odd pixel goes right and bottom.
+
+    With `rect` the result has the smallest multiples of `stride` that hold the image, else it is imgsz x imgsz.
+    """
+    shape, resized, mapping = letterbox_geometry(*image.shape[:2], imgsz, stride, rect)
+    if resized != image.shape[:2]:
+        image = cv2.resize(image, resized[::-1], interpolation=cv2.INTER_LINEAR)
+    if resized == shape:
+        return image, mapping
+    out = np.full((*shape, 3), PADDING, dtype=np.uint8)
+    out[mapping.top : mapping.top + resized[0], mapping.left : mapping.left + resized[1]] = image
+    return out, mapping

@@ -1,0 +1,173 @@
+"""A network judged on a data set: detections, COCO metrics, curves and confusion matrix."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from detector.evaluation import coco
+from detector.evaluation.coco import CocoMetrics, GroundTruth, build_ground_truth
+from detector.evaluation.curves import ConfusionMatrix, Curves, compute_confusion, compute_curves
+from detector.evaluation.postprocess import Detections, postprocess, to_original
+from detector.model.network import decode, fused
+
+if TYPE_CHECKING:
+    from detector.data.dataset import Letterbox
+    from detector.data.index import Index
+
+ValidationBatch = tuple[Tensor, "list[Letterbox]", list[int]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Everything known about a network after one pass over a data set."""
+
+    metrics: CocoMetrics
+    curves: Curves
+    confusion: ConfusionMatrix
+    detections: list[Detections]  # of each image, in the order of the set; pixels of the original image
+    images: int  # in the set
+    class_images: NDArray[np.int64]  # (C,) images with at least one true box of the class
+    class_instances: NDArray[np.int64]  # (C,) true boxes of the class; crowd regions are not counted
+    seconds: dict[str, float]  # per stage: load, network, postprocess, metrics
+
+    def row(self) -> dict[str, float]:
+        """What a line of metrics.csv holds, in 0..1; NaN if the set has no true box at all."""
+        precision, recall, f1 = self.curves.at_best()
+        return {
+            "mAP50-95": self.metrics.map50_95,
+            "mAP50": self.metrics.map50,
+            "mAP75": self.metrics.map75,
+            "precision": precision,
+            "recall": recall,
+            "F1": f1,
+        }
+
+
+def ground_truth_of(index: Index) -> GroundTruth:
+    """The boxes of a data set's index, for the metrics."""
+    images = range(len(index))
+    return build_ground_truth(
+        index.heights, index.widths, [index.boxes_xyxy(i) for i in images], [index.labels(i) for i in images]
+    )
+
+
+def evaluate_network(
+    network: nn.Module,
+    batches: Iterable[ValidationBatch],
+    ground_truth: GroundTruth,
+    names: Sequence[str],
+    *,
+    device: torch.device | str,
+    autocast: Callable[[], AbstractContextManager] = nullcontext,
+    conf: float = 0.001,
+    iou: float = 0.7,
+    max_det: int = 300,
+    on_batch: Callable[[int], None] | None = None,
+) -> Evaluation:
+    """The evaluation of `network` on a whole data set; the network is not altered.
+
+    `batches` yields uint8 images (B, H, W, 3), their letterboxes and their indices in the set, each image once, in any
+    order. `on_batch` is told the number of images of each finished batch.
+    """
+    seconds = dict.fromkeys(("load", "network", "postprocess"), 0.0)
+    found: dict[int, Detections] = {}
+    for index, detections in detect(
+        network,
+        batches,
+        device=device,
+        autocast=autocast,
+        conf=conf,
+        iou=iou,
+        max_det=max_det,
+        on_batch=on_batch,
+        seconds=seconds,
+    ):
+        found[index] = detections
+    assert sorted(found) == list(range(len(ground_truth))), "each image of the set is to be detected once"
+    evaluation = judge(ground_truth, [found[i] for i in range(len(ground_truth))], names)
+    return replace(evaluation, seconds=seconds | evaluation.seconds)
+
+
+def detect(
+    network: nn.Module,
+    batches: Iterable[ValidationBatch],
+    *,
+    device: torch.device | str,
+    autocast: Callable[[], AbstractContextManager] = nullcontext,
+    conf: float = 0.001,
+    iou: float = 0.7,
+    max_det: int = 300,
+    multi_label: bool = True,
+    on_batch: Callable[[int], None] | None = None,
+    seconds: dict[str, float] | None = None,
+) -> Iterator[tuple[int, Detections]]:
+    """Yields (index in the set, detections in pixels of the original image, on the CPU) of each image of `batches`.
+
+    A fused copy of the network does the work. Time spent is added to `seconds` (load, network, postprocess).
+    """
+    device = torch.device(device)
+    seconds = {} if seconds is None else seconds
+    worker = fused(network).to(device=device, memory_format=torch.channels_last)
+    source = iter(batches)
+    while True:
+        with _timed(seconds, "load"):
+            batch = next(source, None)
+        if batch is None:
+            return
+        images, letterboxes, indices = batch
+        # The generator's body is left at each yield, so the mode is entered batch by batch, not around the loop.
+        with torch.inference_mode():
+            with _timed(seconds, "network"):
+                # (B, H, W, 3) seen as (B, 3, H, W) is channels_last: nothing is copied but by the conversion.
+                pixels = images.to(device, non_blocking=True).permute(0, 3, 1, 2).float() / 255
+                with autocast():
+                    predictions = worker(pixels)
+                boxes_xyxy, scores = decode(predictions, network.reg_max, network.strides)
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+            with _timed(seconds, "postprocess"):
+                found = postprocess(boxes_xyxy, scores, conf, iou, max_det, multi_label)
+                found = [to_original(one, box).cpu() for one, box in zip(found, letterboxes, strict=True)]
+        yield from zip(indices, found, strict=True)
+        if on_batch is not None:
+            on_batch(len(indices))
+
+
+def judge(ground_truth: GroundTruth, detections: list[Detections], names: Sequence[str]) -> Evaluation:
+    """The evaluation of one `Detections` per image, in the order of the ground truth and in original pixels."""
+    seconds: dict[str, float] = {}
+    with _timed(seconds, "metrics"):
+        metrics = coco.evaluate(ground_truth, detections, names)
+        curves = compute_curves(ground_truth, detections, len(names))
+        confusion = compute_confusion(ground_truth, detections, len(names))
+    real = ~ground_truth.crowd
+    pairs = np.unique(np.stack((ground_truth.classes[real], ground_truth.image_of_box[real])), axis=1)
+    return Evaluation(
+        metrics=metrics,
+        curves=curves,
+        confusion=confusion,
+        detections=detections,
+        images=len(ground_truth),
+        class_images=np.bincount(pairs[0], minlength=len(names)),
+        class_instances=np.bincount(ground_truth.classes[real], minlength=len(names)),
+        seconds=seconds,
+    )
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
+    """Adds the time spent inside to seconds[stage]."""
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - start

@@ -1,0 +1,137 @@
+"""A trained detector for use from Python: images in, boxes out."""
+
+import glob
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby, islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from detector.data.image import Letterbox, letterbox, read_rgb
+from detector.data.index import SUFFIXES
+from detector.errors import DataError
+from detector.evaluation.postprocess import postprocess, to_original
+from detector.model.network import Network, decode, fused
+
+Source = str | Path | NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Result:
+    """The detections in one image, best first."""
+
+    boxes: NDArray[np.float32]  # (N, 4) x1, y1, x2, y2 in the image's own pixels
+    scores: NDArray[np.float32]  # (N,)
+    classes: NDArray[np.int64]  # (N,)
+    names: tuple[str, ...]  # of all classes
+    path: Path | None  # None for an array
+    image: NDArray[np.uint8]  # (H, W, 3) RGB
+
+    def __len__(self) -> int:
+        return len(self.boxes)
+
+    def summary(self) -> str:
+        """For example '3 dog, 1 cat', or 'nothing'."""
+        counts = np.bincount(self.classes, minlength=len(self.names))
+        return ", ".join(f"{count} {name}" for name, count in zip(self.names, counts, strict=True) if count) or "nothing"
+
+
+class _Prepared(NamedTuple):
+    path: Path | None
+    image: NDArray[np.uint8]
+    network_image: NDArray[np.uint8]
+    placement: Letterbox
+
+
+@dataclass(frozen=True)
+class Detector:
+    """A network with its class names and input size, ready to predict; `detector.load` makes one."""
+
+    network: Network
+    names: tuple[str, ...]
+    imgsz: int
+    device: torch.device
+    autocast: Callable[[], AbstractContextManager[None]]
+
+    @cached_property
+    def inference(self) -> Network:
+        """The network with BatchNorm folded into its convolutions."""
+        return fused(self.network)
+
+    def predict(
+        self,
+        sources: Source | Sequence[Source],
+        conf: float = 0.25,
+        iou: float = 0.7,
+        imgsz: int | None = None,
+        batch: int = 16,
+        max_det: int = 300,
+    ) -> list[Result]:
+        """Detections in images, one Result each, in order.
+
+        sources: a file, folder or glob, an (H, W, 3) uint8 RGB array, or a list of those. conf is the least score, iou
+        the overlap above which the weaker of two boxes of a class is dropped, imgsz the network's input side (default:
+        what it was trained at). Raises DataError for a source that is not there or not an image.
+        """
+        return list(self.stream(sources, conf, iou, imgsz, batch, max_det))
+
+    def stream(
+        self,
+        sources: Source | Sequence[Source],
+        conf: float = 0.25,
+        iou: float = 0.7,
+        imgsz: int | None = None,
+        batch: int = 16,
+        max_det: int = 300,
+    ) -> Iterator[Result]:
+        """`predict`, one Result at a time, for more images than fit in memory."""
+        prepared = (self._prepare(source, imgsz or self.imgsz) for source in find_images(sources))
+        for _, alike in groupby(prepared, key=lambda one: one.network_image.shape):
+            while group := list(islice(alike, batch)):
+                yield from self._predict(group, conf, iou, max_det)
+
+    def _prepare(self, source: Path | NDArray[np.uint8], imgsz: int) -> _Prepared:
+        image = read_rgb(source) if isinstance(source, Path) else source
+        if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
+            raise DataError(f"an array of shape {image.shape} and type {image.dtype}: images are (H, W, 3) uint8 RGB")
+        network_image, placement = letterbox(image, imgsz)
+        return _Prepared(source if isinstance(source, Path) else None, image, network_image, placement)
+
+    @torch.inference_mode()
+    def _predict(self, group: list[_Prepared], conf: float, iou: float, max_det: int) -> Iterator[Result]:
+        images = torch.from_numpy(np.stack([one.network_image for one in group])).to(self.device)
+        with self.autocast():
+            predictions = self.inference(images.permute(0, 3, 1, 2).float() / 255)
+        boxes_xyxy, scores = decode(predictions, self.network.reg_max, self.network.strides)
+        for one, found in zip(group, postprocess(boxes_xyxy, scores, conf, iou, max_det, multi_label=False), strict=True):
+            found = to_original(found, one.placement)
+            yield Result(
+                found.boxes_xyxy.cpu().numpy(), found.scores.cpu().numpy(), found.classes.cpu().numpy(),
+                self.names, one.path, one.image,
+            )  # fmt: skip
+
+
+def find_images(sources: Source | Iterable[Source]) -> Iterator[Path | NDArray[np.uint8]]:
+    """Single images of a file, folder, glob, array or a list of those. DataError where nothing is found."""
+    if isinstance(sources, np.ndarray):
+        yield sources
+    elif isinstance(sources, str | Path):
+        path = Path(sources)
+        if path.is_dir():
+            files = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
+        elif path.exists():
+            files = [path]
+        else:
+            files = sorted(Path(name) for name in glob.glob(str(sources), recursive=True))
+        if not files:
+            raise DataError(f"{sources}: no image there; name an image, a folder of images or a glob in quotes")
+        yield from files
+    else:
+        for source in sources:
+            yield from find_images(source)

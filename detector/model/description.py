@@ -1,0 +1,132 @@
+"""Model descriptions: from a name (`v11n`) or a YAML file to plain, checked data."""
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from detector.errors import ConfigError
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_KEYS = ("nc", "scale", "scales", "backbone", "head")
+_SUFFIXES = (".yaml", ".yml")
+
+
+def shipped_folder() -> Path:
+    """The folder of the model descriptions that come with the project: in the installed package, or in the checkout."""
+    installed = _PACKAGE / "configs" / "models"
+    return installed if installed.is_dir() else _PACKAGE.parent / "configs" / "models"
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """' Did you mean 'x'?' for the known word nearest to a misspelt one, or nothing."""
+    near = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.5)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def load_description(name_or_path: str | Path) -> dict[str, Any]:
+    """The description of `v11n` .. `v11x`, or of a YAML file, as plain data with its scale resolved.
+
+    A path that is no file but ends in a scale, such as configs/models/v11s.yaml, is v11.yaml at scale s. Keys of the
+    result: name (as given, for messages), nc, scale, scales, backbone, head. Raises ConfigError.
+    """
+    name = str(name_or_path)
+    file, scale = _locate(name)
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{name}: cannot be read as YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{name}: is not a model description (a mapping with the keys {', '.join(_KEYS)})")
+    for key in content:
+        if key not in _KEYS:
+            raise ConfigError(f"{name}: {key!r} is not a key of a model description.{did_you_mean(key, _KEYS)}")
+    if scale is not None:
+        content["scale"] = scale
+    description = {"name": name, **content}
+    check_description(description)
+    return description
+
+
+def check_description(description: dict[str, Any]) -> None:
+    """Raises ConfigError unless the keys of a description have the form that building relies on."""
+    name = description.get("name", "model description")
+    for key in ("nc", "scales", "backbone", "head"):
+        if key not in description:
+            raise ConfigError(f"{name}: the key {key!r} is missing")
+    nc, scales = description["nc"], description["scales"]
+    if not _is_whole(nc) or nc < 1:
+        raise ConfigError(f"{name}: nc {nc!r} is not a number of classes (a whole number from 1)")
+    if not isinstance(scales, dict) or not scales:
+        raise ConfigError(f"{name}: scales {scales!r} is not a mapping such as `n: [0.50, 0.25, 1024]`")
+    for key, values in scales.items():
+        numbers = isinstance(values, list) and len(values) == 3 and all(_is_number(v) and v > 0 for v in values)
+        if not numbers or not _is_whole(values[2]):
+            raise ConfigError(f"{name}: scale {key}: {values!r} is not [depth, width, most channels], all above 0")
+    scale = description.get("scale")
+    if scale is None:
+        raise ConfigError(f"{name}: no scale is chosen; add `scale: {next(iter(scales))}` (one of {_listed(scales)})")
+    if scale not in scales:
+        raise ConfigError(f"{name}: scale {scale!r} is not one of {_listed(scales)}")
+    layers = 0
+    for part in ("backbone", "head"):
+        if not isinstance(description[part], list) or not description[part]:
+            raise ConfigError(f"{name}: {part} is not a list of layers [from, repeats, module, arguments]")
+        for layer in description[part]:
+            _check_layer(f"{name}: layer {layers}", layer)
+            layers += 1
+
+
+def _check_layer(place: str, layer: object) -> None:
+    """Raises ConfigError unless a layer is [from, repeats, module, arguments] of the right types."""
+    if not isinstance(layer, list) or len(layer) != 4:
+        raise ConfigError(f"{place}: {layer!r} is not [from, repeats, module, arguments]")
+    source, repeats, module, arguments = layer
+    if not (_is_whole(source) or (isinstance(source, list) and source and all(map(_is_whole, source)))):
+        raise ConfigError(f"{place}: from {source!r} is not a layer's number (-1 is the previous layer) or a list")
+    if not _is_whole(repeats) or repeats < 1:
+        raise ConfigError(f"{place}: repeats {repeats!r} is not a whole number from 1")
+    if not isinstance(module, str):
+        raise ConfigError(f"{place}: {module!r} is not the name of a module")
+    if not isinstance(arguments, list):
+        raise ConfigError(f"{place}: arguments {arguments!r} of {module} are not a list; write [{arguments}]")
+
+
+def _locate(name: str) -> tuple[Path, str | None]:
+    """The file that a name or path stands for, and the scale it names (None: the file names it)."""
+    if not name.lower().endswith(_SUFFIXES):
+        return _locate_shipped(name)
+    path = Path(name)
+    if path.is_file():
+        return path, None
+    unscaled = path.with_name(path.stem[:-1] + path.suffix) if len(path.stem) > 1 else path
+    if unscaled.is_file():
+        return unscaled, path.stem[-1]
+    known = [str(found) for found in sorted(path.parent.glob("*.y*ml"))] if path.parent.is_dir() else []
+    raise ConfigError(f"{name}: no such file.{did_you_mean(name, known)}")
+
+
+def _locate_shipped(name: str) -> tuple[Path, str]:
+    """The shipped file and the scale of a name such as v11n."""
+    known: dict[str, tuple[Path, str]] = {}
+    for file in sorted(shipped_folder().glob("*.yaml")):
+        for scale in yaml.safe_load(file.read_text(encoding="utf-8"))["scales"]:
+            known[f"{file.stem}{scale}"] = (file, scale)
+    if name not in known:
+        hint = did_you_mean(name, known)
+        raise ConfigError(f"{name}: not a model ({_listed(known)}, or a path to a .yaml file).{hint}")
+    return known[name]
+
+
+def _listed(words: Iterable[object]) -> str:
+    return ", ".join(map(str, words))
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,113 @@
+"""A network: the layers of a model description, run in order; building, folding and decoding it."""
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from detector.boxes import anchor_points, ltrb_to_xyxy
+from detector.model.blocks import Conv
+from detector.model.description import load_description
+from detector.model.head import DFL, Detect, Predictions
+from detector.model.layers import build_layers
+from detector.rng import Purpose, generator
+
+__all__ = ["Network", "build_network", "decode", "fused", "load_description", "network_from_description"]
+
+
+class Network(nn.Module):
+    """A detector for RGB images in 0..1 whose height and width are multiples of the largest stride.
+
+    `description` is plain data from which `network_from_description` builds the same network again. The state dict has
+    the names of the public checkpoints: model.<layer>.<member>...
+    """
+
+    def __init__(self, description: dict[str, Any]):
+        super().__init__()
+        layers = build_layers(description)
+        self.description = description
+        self.model = nn.ModuleList(layer.module for layer in layers)
+        self._plan = [(layer.sources, layer.many) for layer in layers]
+        # The layer after which a map is read no more, so that inference frees it; training needs it for the gradient.
+        last = {source: index for index, layer in enumerate(layers) for source in layer.sources}
+        self._free = [[s for s in set(layer.sources) if last[s] == i] for i, layer in enumerate(layers)]
+        self.nc: int = self.head.nc
+        self.reg_max: int = self.head.reg_max
+        self.strides: tuple[int, ...] = self.head.strides  # pixels of the network input per cell, level by level
+
+    @property
+    def head(self) -> Detect:
+        """The last layer."""
+        return self.model[-1]
+
+    def forward(self, images: Tensor) -> Predictions:
+        """(B, 3, H, W) images to raw predictions."""
+        maps: dict[int, Any] = {-1: images}
+        for index, (layer, (sources, many)) in enumerate(zip(self.model, self._plan, strict=True)):
+            maps[index] = layer([maps[s] for s in sources] if many else maps[sources[0]])
+            for source in self._free[index]:
+                del maps[source]
+        return maps[len(self.model) - 1]
+
+    def branches(self) -> list[list[nn.Parameter]]:
+        """The trainable parameters that each branch of the loss reaches; this network has one branch."""
+        return [[p for p in self.parameters() if p.requires_grad]]
+
+    @torch.no_grad()
+    def reset(self, rng: torch.Generator) -> None:
+        """Sets all weights and buffers to a fresh start, drawing from `rng` only.
+
+        Convolutions: uniform in +-1/sqrt(fan in), torch's own start. BatchNorm: 1 and 0. Head: see its biases.
+        """
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                bound = 1 / math.sqrt(module.weight[0].numel())
+                module.weight.uniform_(-bound, bound, generator=rng)
+            elif isinstance(module, nn.BatchNorm2d):
+                module.reset_parameters()
+        for module in self.modules():
+            if isinstance(module, DFL):
+                module.reset()
+        self.head.start_biases()
+
+
+def build_network(name_or_path: str | Path, nc: int, seed: int = 0) -> Network:
+    """A new network with `nc` classes; one seed always gives the same weights. Raises ConfigError."""
+    return network_from_description({**load_description(name_or_path), "nc": nc}, seed)
+
+
+def network_from_description(description: dict[str, Any], seed: int = 0) -> Network:
+    """The network of a resolved description, for example one out of a checkpoint. Raises ConfigError."""
+    with torch.device("meta"):  # the layers' own start would draw from the global generator
+        network = Network(copy.deepcopy(description))
+    network.to_empty(device="cpu")
+    rng = torch.Generator().manual_seed(int(generator(seed, Purpose.WEIGHTS).integers(2**63)))
+    network.reset(rng)
+    return network
+
+
+@torch.no_grad()
+def fused(network: Network) -> Network:
+    """A copy for inference: every BatchNorm folded into its convolution, eval mode. The original stays as it is."""
+    copied = copy.deepcopy(network).eval().requires_grad_(False)
+    for module in copied.modules():
+        if isinstance(module, Conv) and isinstance(module.bn, nn.BatchNorm2d):
+            module.conv = nn.utils.fusion.fuse_conv_bn_eval(module.conv, module.bn)
+            module.bn = nn.Identity()
+    return copied.requires_grad_(False)
+
+
+def decode(predictions: Predictions, reg_max: int, strides: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """(B, A, 4) boxes xyxy in pixels of the network input and (B, A, C) scores in 0..1, both fp32.
+
+    A side's distance is the expectation of its distribution over the bins 0 .. reg_max - 1 grid units.
+    """
+    boxes = predictions.boxes.transpose(1, 2)
+    boxes = boxes.reshape(*boxes.shape[:2], 4, reg_max).float()
+    bins = torch.arange(reg_max, device=boxes.device, dtype=boxes.dtype)
+    ltrb = (boxes.softmax(dim=-1) * bins).sum(dim=-1)  # (B, A, 4) grid units; no matmul: autocast would round it
+    points, scales = anchor_points(predictions.shapes, strides, boxes.device, boxes.dtype)
+    return ltrb_to_xyxy(ltrb, points) * scales[:, None], predictions.logits.transpose(1, 2).float().sigmoid()

@@ -1,0 +1,121 @@
+"""What an epoch shows while it runs: a bar on a terminal, one plain line per epoch in a log file."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TextIO
+
+from tqdm import tqdm
+
+
+class Progress:
+    """The progress of one epoch, told once per step; a context manager.
+
+    `epoch` counts from 0 and is shown from 1. `images` are those of a whole epoch, `start` those that were done before
+    (an epoch that is resumed); speed and remaining time come from what is done here. On a terminal a bar is drawn and
+    left standing; elsewhere nothing is written until the epoch is closed, then one line.
+    """
+
+    def __init__(self, epoch: int, epochs: int, images: int, start: int = 0, stream: TextIO | None = None) -> None:
+        self.stream = sys.stderr if stream is None else stream
+        self.epoch, self.epochs, self.images = epoch, epochs, images
+        self.start = self.done = start
+        self.began = time.perf_counter()
+        self.line = ""
+        self.closed = False
+        self.bar: tqdm | None = None
+        if self.stream.isatty():
+            self.bar = tqdm(
+                total=images,
+                initial=start,
+                file=self.stream,
+                desc=self._title(),
+                dynamic_ncols=True,
+                mininterval=0.2,
+                bar_format="{desc} {percentage:3.0f}% {bar:16} {n_fmt}/{total_fmt}  {postfix}",
+            )
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def update(
+        self,
+        images_done: int,
+        losses: Mapping[str, float],
+        lr: float,
+        accumulate: int,
+        memory_bytes: int | None = None,
+    ) -> None:
+        """Shows that `images_done` images of the epoch are done, the losses by name, learning rate and accumulate.
+
+        `memory_bytes` is what the GPU has allocated; without it the memory of this process is shown.
+        """
+        seconds = max(time.perf_counter() - self.began, 1e-9)
+        rate = max(images_done - self.start, 0) / seconds
+        memory = process_memory() if memory_bytes is None else memory_bytes
+        parts = [
+            " ".join(f"{name} {value:.3f}" for name, value in losses.items()),
+            f"lr {lr:.2e}",
+            f"acc {accumulate}",
+            f"{rate:.1f} img/s",
+            f"{memory / 2**30:.2f} GiB",
+        ]
+        left, left_in_run = self._remaining(images_done, rate)
+        advance, self.done = images_done - self.done, images_done
+        self.line = "  ".join((*parts, f"took {clock(seconds)}", f"run {left_in_run} left"))
+        if self.bar is not None:
+            self.bar.set_postfix_str("  ".join((*parts, f"eta {left}", f"run {left_in_run}")), refresh=False)
+            self.bar.update(advance)
+
+    def close(self) -> None:
+        """Ends the epoch's line; further calls do nothing."""
+        if self.closed:
+            return
+        self.closed = True
+        if self.bar is not None:
+            self.bar.refresh()
+            self.bar.close()
+        else:
+            self.stream.write(f"{self._title()}  {self.done}/{self.images} images  {self.line}".rstrip() + "\n")
+            self.stream.flush()
+
+    def _title(self) -> str:
+        return f"epoch {self.epoch + 1}/{self.epochs}"
+
+    def _remaining(self, images_done: int, rate: float) -> tuple[str, str]:
+        """Time left for the epoch and for the run, at the epoch's speed so far."""
+        if rate <= 0:
+            return "?", "?"
+        left = max(self.images - images_done, 0)
+        return clock(left / rate), clock((left + (self.epochs - self.epoch - 1) * self.images) / rate)
+
+
+def clock(seconds: float) -> str:
+    """0:07, 12:30, 3:02:05 or 2d 3:02:05."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    text = f"{hour}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+    return f"{days}d {text}" if days else text
+
+
+def process_memory() -> int:
+    """Bytes of memory this process holds now, or where the system does not say so (not Linux) its peak, or 0."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,72 @@
+"""Numbers as text: metrics.csv and the table of classes in the terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from detector.evaluation.evaluate import Evaluation
+
+
+def write_csv(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes rows under all their keys, in order of first appearance; floats with 6 significant digits.
+
+    The file is replaced at once: whoever reads it, or is left with it after a crash, sees the old rows or the new.
+    """
+    path = Path(path)
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(keys)
+    writer.writerows([_csv_value(row.get(key, "")) for key in keys] for row in rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text.getvalue(), encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def format_class_table(evaluation: Evaluation, names: Sequence[str]) -> str:
+    """An aligned table, the whole set first and then each class: images, true boxes, P, R, mAP50, mAP50-95.
+
+    Precision and recall are those at the confidence with the highest mean F1, said in the last line. A dash stands
+    where a class has no true boxes.
+    """
+    curves, metrics = evaluation.curves, evaluation.metrics
+    precision, recall, _ = curves.at_best()
+    lines = [("class", "images", "instances", "P", "R", "mAP50", "mAP50-95")]
+    instances = str(int(evaluation.class_instances.sum()))
+    lines.append(
+        ("all", str(evaluation.images), instances, *map(_share, (precision, recall, metrics.map50, metrics.map50_95)))
+    )
+    for c, name in enumerate(names):
+        values = (
+            curves.precision[c, curves.best],
+            curves.recall[c, curves.best],
+            metrics.class_map50[c],
+            metrics.class_map50_95[c],
+        )
+        counts = str(int(evaluation.class_images[c])), str(int(evaluation.class_instances[c]))
+        lines.append((name, *counts, *map(_share, values)))
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    text = ["  ".join((line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:]))) for line in lines]
+    text.insert(1, "  ".join("-" * width for width in widths))
+    text.append(f"P and R at confidence {curves.best_confidence:.3f}, where the mean F1 is highest")
+    return "\n".join(text)
+
+
+def _csv_value(value: Any) -> Any:
+    return f"{value:.6g}" if isinstance(value, (float, np.floating)) else value
+
+
+def _share(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3f}"

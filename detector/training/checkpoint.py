@@ -1,0 +1,129 @@
+"""Checkpoints: plain tensors and plain data, written atomically, read without running code.
+
+A file is a dictionary with `format`, `model` and `ema` (fp32 state dicts), what rebuilds the network (`description`,
+`names`, `imgsz`) and where it comes from (`settings`, `epoch`, `metrics`, `versions`); `last.pt` also holds the rest of
+`TrainState`.
+"""
+
+import io
+import os
+import pickle
+import platform
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import detector
+from detector.errors import CheckpointError, ConfigError
+from detector.evaluation.predictor import Detector
+from detector.model.network import Network, network_from_description
+from detector.training.precision import choose_device, choose_precision
+
+FORMAT = 1
+
+
+def write(path: Path, contents: dict[str, Any]) -> None:
+    """Write a checkpoint so that `path` is at every moment the old file or the new one, whole."""
+    buffer = io.BytesIO()
+    torch.save({"format": FORMAT, "versions": versions(), **contents}, buffer)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(buffer.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    if os.name == "posix":  # the rename itself must survive a power cut
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+
+
+def versions() -> dict[str, str]:
+    return {"detector": detector.__version__, "torch": str(torch.__version__), "python": platform.python_version()}
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The contents of a checkpoint, on the CPU. Raises CheckpointError for anything but one of our files."""
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such checkpoint file") from None
+    except IsADirectoryError:
+        raise CheckpointError(f"{path}: a folder, not a checkpoint file") from None
+    except pickle.UnpicklingError:
+        raise CheckpointError(
+            f"{path}: holds more than plain tensors and data, and is not opened because it could run code; "
+            "only checkpoints of this trainer are read"
+        ) from None
+    except (RuntimeError, EOFError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: not a checkpoint, or a damaged one ({str(error).splitlines()[0]})") from None
+    if not isinstance(saved, dict) or "format" not in saved:
+        raise CheckpointError(f"{path}: not a checkpoint of this trainer: it has no 'format'")
+    if saved["format"] > FORMAT:
+        raise CheckpointError(f"{path}: format {saved['format']} is newer than this version reads ({FORMAT}); update detector")
+    return saved
+
+
+def locate(path: Path) -> Path:
+    """The checkpoint to resume from: a file itself, or a run folder's weights/last.pt."""
+    if not path.is_dir():
+        return path
+    last = path / "weights" / "last.pt"
+    if not last.exists():
+        raise CheckpointError(f"{path}: no weights/last.pt in this folder; name a run's folder or a .pt file")
+    return last
+
+
+def network_of(saved: dict[str, Any], path: Path) -> Network:
+    """The averaged network (`ema`) of a checkpoint."""
+    try:
+        network = network_from_description(saved["description"])
+        network.load_state_dict(saved["ema"])
+    except KeyError as error:
+        raise CheckpointError(f"{path}: holds no {error}") from None
+    except RuntimeError as error:
+        raise CheckpointError(f"{path}: its weights do not fit its description: {error}") from None
+    return network.eval()
+
+
+def load(path: str | Path, device: str | int = "auto", amp: str = "auto") -> Detector:
+    """A trained detector from a checkpoint: `.network`, `.names`, `.predict(...)`.
+
+    device and amp are as in a config: where it runs, and in which precision. Raises CheckpointError for a file that is
+    missing, damaged or of another program.
+    """
+    path = Path(path)
+    saved = read(path)
+    target = choose_device(device)
+    network = network_of(saved, path).to(target)
+    precision = choose_precision(amp, target)
+    return Detector(network, tuple(saved["names"]), saved["imgsz"], target, precision.autocast)
+
+
+def start_from(network: Network, path: Path) -> str:
+    """Start `network` from a checkpoint's averaged weights; returns a line that says what was taken.
+
+    With another number of classes the head's class layers stay fresh. Raises ConfigError for another architecture.
+    """
+    saved = read(path)
+    theirs, ours = saved.get("ema", {}), network.state_dict()
+    class_branch = f"model.{len(network.model) - 1}.cv3."
+    same_classes = saved.get("description", {}).get("nc") == network.nc
+    fits = {key: value for key, value in theirs.items() if key in ours and ours[key].shape == value.shape}
+    fresh = sorted(ours.keys() - fits.keys())
+    foreign = [key for key in fresh if same_classes or not key.startswith(class_branch)]
+    if foreign or theirs.keys() - ours.keys():
+        stray = (foreign or sorted(theirs.keys() - ours.keys()))[0]
+        raise ConfigError(
+            f"weights={path}: of another architecture: '{stray}' does not fit. "
+            "Set 'model' to the model these weights were trained with"
+        )
+    network.load_state_dict(fits, strict=False)
+    note = f"; fresh for {network.nc} classes: {len(fresh)} class tensors" if fresh else ""
+    return f"weights of {path.name}: {len(fits)} of {len(ours)} tensors{note}"

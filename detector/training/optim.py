@@ -1,0 +1,74 @@
+"""Optimizers, their parameter groups, and what `optimizer: auto` chooses."""
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from detector.config import Settings
+
+NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+
+
+class Choice(NamedTuple):
+    """What the settings come to."""
+
+    optimizer: str  # SGD or AdamW
+    lr0: float
+    momentum: float
+    warmup_bias_lr: float
+
+
+class Rates(NamedTuple):
+    """What one step runs at."""
+
+    lr: float
+    bias_lr: float
+    momentum: float
+
+
+def choose(settings: Settings, steps: int, classes: int) -> Choice:
+    """The optimizer of a run. `auto`: SGD at 0.01 for runs of over 10,000 steps, else AdamW at 0.01 / (4 + classes).
+
+    steps: the run's optimizer steps at the nominal window. An lr0 or momentum that the user wrote always wins.
+    """
+    written = settings.model_fields_set
+    name, lr0, momentum = settings.optimizer, settings.lr0, settings.momentum
+    if name == "auto":
+        long = steps > 10_000
+        name = "SGD" if long else "AdamW"
+        lr0 = lr0 if "lr0" in written else 0.01 if long else round(0.01 / (4 + classes), 6)
+        momentum = momentum if "momentum" in written else 0.9
+    return Choice(name, lr0, momentum, settings.warmup_bias_lr if name == "SGD" else 0.0)
+
+
+def parameter_groups(network: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """The trainable parameters as `weights` (decayed), `norms` and `biases` (not decayed)."""
+    groups: dict[str, list[nn.Parameter]] = {"weights": [], "norms": [], "biases": []}
+    for module in network.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.requires_grad:
+                kind = "biases" if name.endswith("bias") else "norms" if isinstance(module, NORMS) else "weights"
+                groups[kind].append(parameter)
+    return groups
+
+
+def build_optimizer(network: nn.Module, choice: Choice, decay: float) -> torch.optim.Optimizer:
+    """The optimizer over a network's groups; rates are set before each step by `set_rates`."""
+    groups = [
+        {"params": parameters, "name": name, "weight_decay": decay if name == "weights" else 0.0}
+        for name, parameters in parameter_groups(network).items()
+        if parameters
+    ]
+    if choice.optimizer == "SGD":
+        return torch.optim.SGD(groups, lr=choice.lr0, momentum=choice.momentum, nesterov=choice.momentum > 0)
+    return torch.optim.AdamW(groups, lr=choice.lr0, betas=(choice.momentum, 0.999))
+
+
+def set_rates(optimizer: torch.optim.Optimizer, rates: Rates) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rates.bias_lr if group["name"] == "biases" else rates.lr
+        if "betas" in group:
+            group["betas"] = (rates.momentum, group["betas"][1])
+        else:
+            group["momentum"] = rates.momentum

@@ -1,0 +1,127 @@
+"""Which images make which optimizer step, and how a step is cut: pure functions, no torch.
+
+A window is the images of one optimizer step over all devices. It is a value, planned before anything runs; nowhere
+does a counter modulo `accumulate` decide when to step. Windows never straddle an epoch, no image is dropped or repeated,
+none is larger than nominal and none is a runt.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from detector.rng import Purpose, generator
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a window is split: `batch` images a micro-batch, `accumulate` of them on each of `devices`."""
+
+    batch: int
+    accumulate: int
+    devices: int = 1
+
+    @property
+    def window(self) -> int:
+        """Images of a full window, over all devices."""
+        return self.batch * self.accumulate * self.devices
+
+
+@dataclass(frozen=True)
+class Window:
+    """The images of one optimizer step.
+
+    `micro_batches[d][m]` are the samples of device d's m-th micro-batch; every device has equally many. `done` is the
+    number of the epoch's images before this window.
+    """
+
+    epoch: int
+    done: int
+    micro_batches: tuple[tuple[tuple[int, ...], ...], ...]
+
+    @property
+    def images(self) -> int:
+        return sum(len(micro) for device in self.micro_batches for micro in device)
+
+    @property
+    def accumulate(self) -> int:
+        """Micro-batches per device in this window."""
+        return len(self.micro_batches[0])
+
+
+def nominal_cut(nbs: int, batch: int, devices: int = 1) -> Cut:
+    """accumulate = max(1, round(nbs / (batch * devices))), halves rounded up."""
+    return Cut(batch, max(1, int(nbs / (batch * devices) + 0.5)), devices)
+
+
+def spread(images: int, parts: int) -> list[int]:
+    """`images` over `parts` as evenly as they go, the larger parts first: 61 over 4 is 16, 15, 15, 15."""
+    quotient, remainder = divmod(images, parts)
+    return [quotient + (part < remainder) for part in range(parts)]
+
+
+def next_window(remaining: int, nominal: int) -> int:
+    """Images of the next window when `remaining` of the epoch are left.
+
+    They are spread evenly over as few windows of at most `nominal` as hold them. Asking again after each window gives
+    the same even spread, so a position inside an epoch is all that a plan needs.
+    """
+    windows = -(-remaining // nominal)
+    return -(-remaining // windows)
+
+
+def ramped(cut: Cut, progress: float, warmup: float) -> Cut:
+    """The cut at `progress` epochs: from one micro-batch per device to all of them over `warmup` epochs, linearly."""
+    if progress >= warmup:
+        return cut
+    return Cut(cut.batch, max(1, round(1 + (cut.accumulate - 1) * progress / warmup)), cut.devices)
+
+
+def split(samples: Sequence[int], batch: int, devices: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """A window's samples as devices x micro-batches: each device's share, and each micro-batch of it, as even as they go.
+
+    Every device gets equally many micro-batches, none larger than `batch`.
+    """
+    shares = spread(len(samples), devices)
+    micro_batches = -(-shares[0] // batch)
+    cut, start = [], 0
+    for share in shares:
+        device = []
+        for size in spread(share, micro_batches):
+            device.append(tuple(int(sample) for sample in samples[start : start + size]))
+            start += size
+        cut.append(tuple(device))
+    return tuple(cut)
+
+
+def epoch_order(images: int, seed: int, epoch: int) -> np.ndarray:
+    """(images,) the order of the samples in an epoch; a function of (seed, epoch) alone."""
+    return generator(seed, Purpose.ORDER, epoch).permutation(images)
+
+
+def epoch_windows(
+    images: int, cut: Cut, seed: int, epoch: int, done: int = 0, warmup: float = 0.0
+) -> Iterator[Window]:
+    """The windows of an epoch from position `done` on.
+
+    warmup: epochs over which the window ramps up; 0 for none.
+    """
+    order = epoch_order(images, seed, epoch)
+    while done < images:
+        now = ramped(cut, epoch + done / images, warmup)
+        size = next_window(images - done, now.window)
+        yield Window(epoch, done, split(order[done : done + size], cut.batch, cut.devices))
+        done += size
+
+
+def count_steps(images: int, cut: Cut, epochs: int, warmup: float = 0.0) -> int:
+    """Optimizer steps of a whole run."""
+    steps = 0
+    for epoch in range(epochs):
+        if epoch >= warmup:
+            return steps + (epochs - epoch) * -(-images // cut.window)
+        done = 0
+        while done < images:
+            done += next_window(images - done, ramped(cut, epoch + done / images, warmup).window)
+            steps += 1
+    return steps

@@ -1,0 +1,182 @@
+"""What a run is made of, checked and built before anything is written."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from detector.config import Settings
+from detector.data.augment import Augmentation
+from detector.data.dataset import TrainingSet, ValidationSet
+from detector.data.description import load_description
+from detector.data.index import Index, build_index
+from detector.data.shapes import ensure_generated
+from detector.errors import CheckpointError, ConfigError
+from detector.loss.criterion import DetectionLoss
+from detector.model.network import Network, build_network
+from detector.training import checkpoint
+from detector.training.ema import Ema
+from detector.training.optim import NORMS, build_optimizer, choose
+from detector.training.plan import Cut, count_steps, nominal_cut
+from detector.training.precision import Precision, choose_device, choose_precision
+from detector.training.schedule import Schedule
+from detector.training.state import TrainState
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run is made of besides its state; all of it follows from the settings."""
+
+    settings: Settings  # resolved: what `auto` came to is written in
+    device: torch.device
+    precision: Precision
+    cut: Cut
+    warmup: float  # epochs
+    schedule: Schedule
+    criterion: DetectionLoss
+    training: TrainingSet
+    validation: ValidationSet
+    names: tuple[str, ...]
+    workers: int
+
+    @property
+    def ramp(self) -> float:
+        """Epochs over which the window grows."""
+        return self.warmup if self.settings.accumulate_warmup else 0.0
+
+
+def prepare(settings: Settings, saved: dict[str, Any] | None, say: Say) -> tuple[Parts, TrainState]:
+    """Everything a run needs, or the user's mistake as an error; `saved` is a checkpoint to go on from."""
+    device = choose_device(settings.device)
+    precision = choose_precision(settings.amp, device)
+    training, validation = indices(settings, say)
+    names = training.names
+    cut = nominal_cut(settings.nbs, settings.batch)
+    choice = choose(settings, -(-len(training) // cut.window) * settings.epochs, len(names))
+    settings = settings.model_copy(
+        update={"optimizer": choice.optimizer, "lr0": choice.lr0, "momentum": choice.momentum, "amp": precision.name}
+    )
+
+    network = build_network(settings.model, len(names), settings.seed)
+    if settings.weights and saved is None:
+        say(checkpoint.start_from(network, settings.weights))
+    freeze(network, settings.freeze)
+    network = network.to(device)
+    if device.type != "mps":  # measured to help on CPUs and on GPUs with tensor cores
+        network = network.to(memory_format=torch.channels_last)
+    decay = settings.weight_decay * cut.window / settings.nbs
+    optimizer = build_optimizer(network, choice, decay)
+    state = TrainState(network, Ema(network), optimizer, precision.scaler())
+    if saved is not None:
+        restore(state, saved, names)
+
+    warmup = settings.warmup()
+    parts = Parts(
+        settings=settings,
+        device=device,
+        precision=precision,
+        cut=cut,
+        warmup=warmup,
+        schedule=Schedule(
+            epochs=settings.epochs,
+            warmup=warmup,
+            lr0=choice.lr0,
+            lrf=settings.lrf,
+            momentum=choice.momentum,
+            warmup_momentum=settings.warmup_momentum,
+            warmup_bias_lr=choice.warmup_bias_lr,
+            cosine=settings.cos_lr,
+        ),
+        criterion=DetectionLoss(network.reg_max, network.strides, settings.box, settings.cls, settings.dfl),
+        training=TrainingSet(
+            training, settings.imgsz, augmentation(settings), settings.seed, settings.epochs, settings.close_mosaic,
+            settings.cache,
+        ),
+        validation=ValidationSet(validation, settings.imgsz),
+        names=names,
+        workers=worker_count(settings.workers),
+    )  # fmt: skip
+    introduce(parts, network, say)
+    return parts, state
+
+
+def indices(settings: Settings, say: Say) -> tuple[Index, Index]:
+    """The training and validation images of the settings' data set."""
+    description = load_description(settings.data)
+    ensure_generated(description)
+    if settings.names is not None:
+        if len(settings.names) != len(description.names):
+            raise ConfigError(f"names={settings.names}: {settings.data} has {len(description.names)} classes; name each of them")
+        description = replace(description, names=tuple(settings.names))
+    training, validation = build_index(description, "train"), build_index(description, "val")
+    for split, index in (("train", training), ("val", validation)):
+        for warning in index.warnings:
+            say(f"warning: {split}: {warning}")
+    return training, validation
+
+
+def augmentation(settings: Settings) -> Augmentation:
+    return Augmentation(**{name: getattr(settings, name) for name in Augmentation.__dataclass_fields__})
+
+
+def worker_count(workers: int | str) -> int:
+    """Loader processes: as asked, or one a core, at most 8."""
+    if workers != "auto":
+        return int(workers)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, 8)
+
+
+def freeze(network: Network, layers: int | list[int]) -> None:
+    """Stop training the first `layers` layers, or those listed. ConfigError where the model has no such layer."""
+    chosen = list(range(layers)) if isinstance(layers, int) else layers
+    count = len(network.model)
+    if chosen and max(chosen) >= count - 1:
+        raise ConfigError(f"freeze={layers}: this model has layers 0 to {count - 1}, and the last, the head, must train")
+    for layer in chosen:
+        network.model[layer].requires_grad_(False)
+
+
+def set_modes(network: Network, freeze_bn: bool) -> None:
+    """Training mode, but frozen layers (and with `freeze_bn` every norm layer) keep their running statistics."""
+    network.train()
+    for layer in network.model:
+        if not any(parameter.requires_grad for parameter in layer.parameters()):
+            layer.eval()
+    if freeze_bn:
+        for module in network.modules():
+            if isinstance(module, NORMS):
+                module.eval()
+
+
+def restore(state: TrainState, saved: dict[str, Any], names: tuple[str, ...]) -> None:
+    if tuple(saved["names"]) != names:
+        raise CheckpointError(f"the data set's classes {list(names)} are not the checkpoint's {saved['names']}")
+    state.load_state_dict(saved)
+
+
+def introduce(parts: Parts, network: Network, say: Say) -> None:
+    """Print what was chosen, as arithmetic where it is arithmetic."""
+    settings, cut, images = parts.settings, parts.cut, len(parts.training)
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    total = count_steps(images, cut, settings.epochs, parts.ramp)
+    boxes = len(parts.training.index.classes)
+    say(f"model     {settings.model}, {parameters:,} parameters, {len(parts.names)} classes")
+    say(f"data      {images:,} training images with {boxes:,} boxes, {len(parts.validation):,} validation images; {settings.data}")
+    say(f"device    {parts.device}, {parts.precision.name}, {parts.workers} loader processes, image size {settings.imgsz}")
+    say(
+        f"window    {cut.window} images a step = {cut.batch} a micro-batch x {cut.accumulate} accumulated x "
+        f"{cut.devices} device; {-(-images // cut.window):,} steps an epoch, {total:,} in all"
+    )
+    say(
+        f"optimizer {settings.optimizer}, lr0 {settings.lr0:g}, momentum {settings.momentum:g}, "
+        f"weight decay {settings.weight_decay:g} x {cut.window}/{settings.nbs} = {settings.weight_decay * cut.window / settings.nbs:g}"
+    )
+    if parts.warmup:
+        growth = f", window from {cut.batch * cut.devices} to {cut.window} images" if parts.ramp and cut.accumulate > 1 else ""
+        say(f"warmup    {parts.warmup:g} epochs: lr from 0 to {settings.lr0:g}{growth}")

@@ -1,0 +1,74 @@
+"""Everything that must survive a crash, and nothing else.
+
+What is derived from the settings (schedules, plans, the data index) is made again. What only this run knows is a field
+here and is saved and restored by name: a field without an entry in the checkpoint is an error, never a fresh start.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from detector.errors import CheckpointError
+from detector.training.ema import Ema
+
+
+@dataclass
+class Best:
+    """The best validation so far."""
+
+    fitness: float = -1.0
+    epoch: int = -1
+
+
+@dataclass
+class TrainState:
+    """The living state of a run. Position: `done` images of epoch `epoch` are trained."""
+
+    network: nn.Module
+    ema: Ema
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    epoch: int = 0
+    done: int = 0
+    step: int = 0  # applied optimizer steps
+    skipped: int = 0  # steps whose gradient was not finite
+    skipped_in_a_row: int = 0
+    best: Best = field(default_factory=Best)
+    history: list[dict[str, float]] = field(default_factory=list)  # one row of metrics an epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain tensors and plain data, one entry a field; `network` is saved as `model`."""
+        return {
+            "model": self.network.state_dict(),
+            "ema": self.ema.network.state_dict(),
+            "ema_steps": self.ema.steps,
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "epoch": self.epoch,
+            "done": self.done,
+            "step": self.step,
+            "skipped": self.skipped,
+            "skipped_in_a_row": self.skipped_in_a_row,
+            "best": {"fitness": self.best.fitness, "epoch": self.best.epoch},
+            "history": self.history,
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Restore strictly. Raises CheckpointError where an entry is missing or does not fit."""
+        missing = sorted(self.state_dict().keys() - saved.keys())
+        if missing:
+            raise CheckpointError(f"the checkpoint holds no {', '.join(missing)}: only a last.pt can be resumed")
+        try:
+            self.network.load_state_dict(saved["model"])
+            self.ema.network.load_state_dict(saved["ema"])
+            self.optimizer.load_state_dict(saved["optimizer"])
+        except (RuntimeError, ValueError) as error:
+            raise CheckpointError(f"the checkpoint is of another model or optimizer: {error}") from None
+        self.ema.steps = saved["ema_steps"]
+        if saved["scaler"] and self.scaler.is_enabled():
+            self.scaler.load_state_dict(saved["scaler"])
+        for name in ("epoch", "done", "step", "skipped", "skipped_in_a_row", "history"):
+            setattr(self, name, saved[name])
+        self.best = Best(**saved["best"])

@@ -1,0 +1,69 @@
+"""A small data set and a small network for tests that train."""
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+import yaml
+
+from detector.data.batch import Batch
+
+TINY = Path(__file__).parent / "data" / "tiny.yaml"  # a v11 thin and shallow enough for seconds
+
+
+def write_dataset(folder: Path, train: int = 10, val: int = 4, size: int = 64) -> Path:
+    """Bright squares (class 0) and dark discs (class 1) on grey noise, in the YOLO layout; returns the YAML."""
+    random = np.random.default_rng(7)
+    for split, count in (("train", train), ("val", val)):
+        (folder / "images" / split).mkdir(parents=True)
+        (folder / "labels" / split).mkdir(parents=True)
+        for number in range(count):
+            image = random.integers(90, 160, (size, size, 3), dtype=np.uint8)
+            lines = []
+            for _ in range(number % 3):  # every third image is background
+                label, side = int(random.integers(2)), int(random.integers(size // 5, size // 2))
+                x, y = (int(random.integers(size - side)) for _ in range(2))
+                if label == 0:
+                    image[y : y + side, x : x + side] = 240
+                else:
+                    cv2.circle(image, (x + side // 2, y + side // 2), side // 2, (10, 10, 10), -1)
+                lines.append(f"{label} {(x + side / 2) / size} {(y + side / 2) / size} {side / size} {side / size}\n")
+            cv2.imwrite(str(folder / "images" / split / f"{number:03d}.png"), image)
+            (folder / "labels" / split / f"{number:03d}.txt").write_text("".join(lines))
+    path = folder / "data.yaml"
+    path.write_text(yaml.safe_dump({"train": "images/train", "val": "images/val", "names": ["square", "disc"]}))
+    return path
+
+
+def random_batch(boxes_per_image: list[int], size: int = 64, classes: int = 2, seed: int = 0) -> Batch:
+    """Noise images with that many random boxes each."""
+    rng = torch.Generator().manual_seed(seed)
+    boxes, images = sum(boxes_per_image), len(boxes_per_image)
+    side = torch.rand(boxes, 2, generator=rng) * size * 0.5 + 3
+    low = torch.rand(boxes, 2, generator=rng) * (size - side)
+    return Batch(
+        images=torch.randint(0, 256, (images, size, size, 3), dtype=torch.uint8, generator=rng),
+        boxes_xyxy=torch.cat((low, low + side), dim=1),
+        classes=torch.randint(0, classes, (boxes,), generator=rng),
+        image_index=torch.repeat_interleave(torch.arange(images), torch.tensor(boxes_per_image)),
+        samples=torch.arange(images),
+    )
+
+
+def cut_batch(batch: Batch, sizes: list[int]) -> list[Batch]:
+    """The batch's images in consecutive micro-batches of these sizes."""
+    parts, start = [], 0
+    for size in sizes:
+        mine = (batch.image_index >= start) & (batch.image_index < start + size)
+        parts.append(
+            Batch(
+                batch.images[start : start + size],
+                batch.boxes_xyxy[mine],
+                batch.classes[mine],
+                batch.image_index[mine] - start,
+                batch.samples[start : start + size],
+            )
+        )
+        start += size
+    return parts

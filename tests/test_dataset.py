@@ -1,0 +1,227 @@
+"""Samples, batches and loaders: what a sample looks like depends on (seed, epoch, i) and on nothing else."""
+
+import multiprocessing
+import pickle
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from detector.data.augment import Augmentation
+from detector.data.batch import Batch, Sample, collate
+from detector.data.cache import ImageCache
+from detector.data.dataset import TrainingSet, ValidationSet
+from detector.data.description import load_description
+from detector.data.image import read_rgb
+from detector.data.index import Index, build_index
+from detector.data.loader import training_loader, validation_batches
+from detector.errors import DataError
+
+EVERYTHING = Augmentation(degrees=10, shear=3, perspective=0.0005, flipud=0.3, mosaic=0.7, mixup=0.4, cutmix=0.4)
+IMGSZ = 64
+
+
+def make_index(root: Path, count: int = 9) -> Index:
+    random = np.random.default_rng(0)
+    for folder in ("images", "labels"):
+        (root / folder).mkdir()
+    for number in range(count):
+        height, width = (48, 80) if number % 3 else (90, 60)
+        image = cv2.GaussianBlur(random.integers(0, 256, (height, width, 3), dtype=np.uint8), (7, 7), 2)
+        cv2.imwrite(str(root / "images" / f"{number}.png"), image)
+        rows = [f"{random.integers(2)} {x:.4f} {y:.4f} .3 .25" for x, y in random.uniform(0.2, 0.8, (number % 4, 2))]
+        (root / "labels" / f"{number}.txt").write_text("\n".join(rows))
+    (root / "data.yaml").write_text("train: images\nval: images\nnames: [a, b]\n")
+    return build_index(load_description(root / "data.yaml"), "train")
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Index:
+    return make_index(tmp_path)
+
+
+def training_set(index: Index, **changes) -> TrainingSet:
+    settings = {"augmentation": EVERYTHING, "seed": 0, "epochs": 5, "close_mosaic": 2, "cache": True} | changes
+    return TrainingSet(index, IMGSZ, **settings)
+
+
+def same(first: tuple, second: tuple) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_sample_depends_on_seed_epoch_and_index_alone(index):
+    once, again = training_set(index), training_set(index)
+    positions = [(epoch, i) for epoch in range(5) for i in range(len(index))]
+    samples = {position: once[position] for position in positions}
+    np.random.seed(1)
+    torch.manual_seed(1)
+    for position in reversed(positions):
+        assert same(samples[position], again[position])
+    assert not np.array_equal(samples[0, 0].image, samples[1, 0].image)
+    assert not np.array_equal(samples[0, 0].image, training_set(index, seed=1)[0, 0].image)
+
+
+def test_sample_is_what_training_expects(index):
+    for i in range(len(index)):
+        for epoch in (0, 4):
+            sample = training_set(index)[epoch, i]
+            assert sample.image.shape == (IMGSZ, IMGSZ, 3)
+            assert sample.image.dtype == np.uint8
+            assert sample.boxes_xyxy.dtype == np.float32
+            assert sample.boxes_xyxy.shape == (len(sample.classes), 4)
+            assert sample.classes.dtype == np.int64
+            assert sample.index == i
+            assert np.all((sample.boxes_xyxy >= 0) & (sample.boxes_xyxy <= IMGSZ))
+
+
+@pytest.mark.parametrize("other", [False, "auto"])
+def test_cache_changes_nothing(index, other):
+    kept, loaded = training_set(index, cache=True), training_set(index, cache=other)
+    for position in [(0, 3), (1, 3), (4, 3), (4, 0)]:
+        assert same(kept[position], loaded[position])
+        assert same(kept[position], loaded[position])
+
+
+def test_cache_decodes_an_image_once_and_protects_it(index, monkeypatch):
+    decoded = []
+    monkeypatch.setattr("detector.data.cache.read_rgb", lambda path: decoded.append(path) or read_rgb(path))
+    cache = ImageCache(index, IMGSZ, True)
+    first = cache[2].copy()
+    assert np.array_equal(cache[2], first)
+    assert len(decoded) == 1
+    assert max(first.shape[:2]) == IMGSZ
+    with pytest.raises(ValueError, match="read-only"):
+        cache[2][0] = 0
+
+
+def test_auto_cache_is_off_when_memory_is_short(index, monkeypatch):
+    assert ImageCache(index, IMGSZ, "auto").enabled
+    monkeypatch.setattr("detector.data.cache.available_memory", lambda: 3 * ImageCache(index, IMGSZ, False).bytes)
+    assert not ImageCache(index, IMGSZ, "auto").enabled
+
+
+def test_cache_is_right_after_pickling(index):
+    dataset = training_set(index)
+    expected = dataset[0, 1]
+    assert same(pickle.loads(pickle.dumps(dataset))[0, 1], expected)
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
+def test_forked_workers_fill_one_cache(index):
+    dataset = training_set(index)
+    for _ in training_loader(dataset, 2, False).batches([(4, list(range(len(index))))]):
+        pass
+    assert dataset.cache._filled[:].all()
+
+
+def test_image_that_changed_since_it_was_indexed_is_named(index):
+    cv2.imwrite(str(index.path(1)), np.zeros((10, 20, 3), np.uint8))
+    with pytest.raises(DataError, match="decodes to 20 x 10 pixels but its header says 80 x 48"):
+        training_set(index)[4, 1]
+
+
+def test_last_epochs_show_one_whole_image(index):
+    still = Augmentation(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1.0, 1.0, 1.0)
+    dataset = training_set(index, augmentation=still)
+    for i in range(len(index)):
+        image = cv2.resize(read_rgb(index.path(i)), (64, 38) if i % 3 else (43, 64), interpolation=cv2.INTER_AREA)
+        sample = dataset[3, i]
+        expected = np.full((IMGSZ, IMGSZ, 3), 114, dtype=np.uint8)
+        top, left = (IMGSZ - image.shape[0]) // 2, (IMGSZ - image.shape[1]) // 2
+        expected[top : top + image.shape[0], left : left + image.shape[1]] = image
+        if (IMGSZ - image.shape[1]) % 2 == 0:  # else the centre lies between two pixels
+            assert np.array_equal(sample.image, expected)
+        ratio = image.shape[1] / index.widths[i], image.shape[0] / index.heights[i]
+        padding = (IMGSZ - image.shape[1]) / 2, (IMGSZ - image.shape[0]) / 2
+        boxes = (index.boxes_xyxy(i).reshape(-1, 2, 2) * ratio + padding).reshape(-1, 4)
+        assert sample.boxes_xyxy == pytest.approx(boxes, abs=1e-4)
+        assert not np.array_equal(dataset[2, i].image, sample.image)
+
+
+def test_collate_keeps_order_and_owners():
+    def sample(count: int, index: int) -> Sample:
+        boxes = np.arange(4 * count, dtype=np.float32).reshape(-1, 4) + index
+        return Sample(np.full((2, 3, 3), index, np.uint8), boxes, np.arange(count), index)
+
+    batch = collate([sample(2, 7), sample(0, 5), sample(1, 9)])
+    assert batch.images.shape == (3, 2, 3, 3)
+    assert batch.images[:, 0, 0, 0].tolist() == [7, 5, 9]
+    assert batch.image_index.tolist() == [0, 0, 2]
+    assert batch.image_index.dtype == torch.int64
+    assert batch.classes.tolist() == [0, 1, 0]
+    assert batch.classes.dtype == torch.int64
+    assert batch.samples.tolist() == [7, 5, 9]
+    assert batch.boxes_xyxy[:, 0].tolist() == [7, 11, 9]
+    assert batch.boxes_xyxy.dtype == torch.float32
+    empty = collate([sample(0, 1)])
+    assert empty.boxes_xyxy.shape == (0, 4)
+    assert empty.image_index.shape == (0,)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_network_input_is_channels_last_in_0_1(dtype):
+    images = torch.arange(256, dtype=torch.uint8).repeat(3).reshape(2, 16, 8, 3)
+    batch = Batch(images, *(torch.zeros(0),) * 4)
+    out = batch.to("cpu").network_input(dtype)
+    assert out.shape == (2, 3, 16, 8)
+    assert out.dtype == dtype
+    assert out.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(out, (images.permute(0, 3, 1, 2).double() / 255).to(dtype))
+    assert images.max() == 255
+
+
+def collected(dataset: TrainingSet, workers: int, epochs: list) -> list[Batch]:
+    loader = training_loader(dataset, workers, False)
+    return [batch for plan in epochs for batch in loader.batches(plan)]
+
+
+def test_batches_are_as_planned_and_the_same_with_any_workers(index):
+    plans = [[(0, [3, 1, 2]), (0, [8]), (0, [0, 7])], [(4, [5, 6])], []]
+    alone, shared = (collected(training_set(index), workers, plans) for workers in (0, 2))
+    assert [batch.samples.tolist() for batch in alone] == [[3, 1, 2], [8], [0, 7], [5, 6]]
+    assert all(same(a, b) for a, b in zip(alone, shared, strict=True))
+    dataset = training_set(index)
+    assert all(same(alone[1], collate([dataset[0, 8]])) for _ in range(2))
+
+
+def test_loading_leaves_the_global_generators_alone(index):
+    torch.manual_seed(0)
+    np.random.seed(0)
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    collected(training_set(index), 2, [[(0, [1, 2])]])
+    list(validation_batches(ValidationSet(index, IMGSZ), 2, 0))
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert np.array_equal(before[1], np.random.get_state()[1])
+
+
+def test_a_pass_given_up_half_way_does_not_spoil_the_next(index):
+    loader = training_loader(training_set(index), 2, False)
+    plan = [(0, [i]) for i in range(9)]
+    assert next(loader.batches(plan)).samples.tolist() == [0]
+    assert [batch.samples.tolist() for batch in loader.batches(plan[3:])] == [[i] for i in range(3, 9)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_error_in_a_worker_arrives_as_it_was_raised(index, workers):
+    index.path(4).write_bytes(b"damaged")
+    with pytest.raises(DataError) as error:
+        collected(training_set(index), workers, [[(4, [0]), (4, [4])]])
+    assert str(error.value).startswith(f"{index.path(4)}: cannot be decoded")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_validation_never_pads_an_image_for_anothers_sake(index, workers, batch):
+    dataset = ValidationSet(index, IMGSZ)
+    seen = []
+    for images, mappings, indices in validation_batches(dataset, batch, workers):
+        assert len(images) == len(mappings) == len(indices) <= batch
+        for image, mapping, i in zip(images, mappings, indices, strict=True):
+            alone = dataset[i]
+            assert np.array_equal(image.numpy(), alone[0])
+            assert mapping == alone[1]
+            assert alone[0].shape[:2] == dataset.shape(i)
+            seen.append(i)
+    assert sorted(seen) == list(range(len(index)))

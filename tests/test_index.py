@@ -1,0 +1,341 @@
+"""The data-set description, YOLO labels and the packed index."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from detector.data.description import load_description
+from detector.data.formats.yolo import parse_labels
+from detector.data.image import letterbox, letterbox_geometry, read_rgb
+from detector.data.index import build_index, label_path
+from detector.errors import DataError
+
+NAMES = "names: {0: cat, 1: dog}\n"
+SPLITS = "train: images/train\nval: images/val\n"
+
+
+def write_image(path: Path, width: int = 20, height: int = 10, orientation: int = 1) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    exif = Image.Exif()
+    exif[274] = orientation
+    Image.new("RGB", (width, height), (200, 10, 30)).save(path, exif=exif)
+
+
+def write_label(image: Path, text: str) -> None:
+    label = label_path(image)
+    label.parent.mkdir(parents=True, exist_ok=True)
+    label.write_text(text)
+
+
+def make_set(root: Path, label: str = "0 .5 .5 .5 .5\n", description: str = SPLITS + NAMES) -> Path:
+    for split in ("train", "val"):
+        for number in range(2):
+            image = root / "images" / split / f"{number}.png"
+            write_image(image)
+            write_label(image, label)
+    path = root / "data.yaml"
+    path.write_text(description)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (SPLITS, "'names' is missing"),
+        ("val: images/val\n" + NAMES, "'train' is missing"),
+        ("train: images/train\nval:\n" + NAMES, "'val' is missing"),
+        (SPLITS + "names: {0: cat, 2: dog}\n", "none with the number 1"),
+        (SPLITS + "names: {a: cat}\n", "the key 'a'"),
+        (SPLITS + "names: []\n", "names is"),
+        (SPLITS + "names: [cat, no]\n", "class 1 is False.*quotes"),
+        (SPLITS + NAMES + "nc: 3\n", "nc is 3 but names has 2"),
+        (SPLITS + NAMES + "path: 3\n", "path is 3"),
+        ("train: [3]\nval: images/val\n" + NAMES, "train holds 3"),
+        ("train: {\n", "not valid YAML"),
+        ("- a\n", "holds list"),
+    ],
+)
+def test_wrong_description_is_named(tmp_path, text, message):
+    path = tmp_path / "data.yaml"
+    path.write_text(text)
+    with pytest.raises(DataError, match=message) as error:
+        load_description(path)
+    assert str(path) in str(error.value)
+
+
+def test_missing_description_is_named(tmp_path):
+    with pytest.raises(DataError, match="no such file"):
+        load_description(tmp_path / "absent.yaml")
+
+
+def test_description_reads_names_in_order_and_ignores_download(tmp_path):
+    path = tmp_path / "data.yaml"
+    path.write_text("path: set\ndownload: import os\nnc: 2\nnames: {1: dog, 0: cat}\ntest:\n" + SPLITS)
+    description = load_description(path)
+    assert description.names == ("cat", "dog")
+    assert description.root == tmp_path / "set"
+    assert description.splits == {s: [tmp_path / "set" / "images" / s] for s in ("train", "val")}
+    assert description.generate is None
+
+
+@pytest.mark.parametrize("form", ["folder", "list file", "list with ./", "absolute list", "list of folders", "mixed"])
+def test_every_form_of_a_split_finds_the_same_images(tmp_path, form):
+    path = make_set(tmp_path)
+    write_image(tmp_path / "images" / "train" / "deep" / "2.JPG")
+    images = sorted((tmp_path / "images" / "train").rglob("*.*"))
+    images = [image for image in images if image.is_file()]
+    relative = [image.relative_to(tmp_path).as_posix() for image in images]
+    entry = {
+        "folder": "images/train",
+        "list file": "lists/train.txt",
+        "list with ./": "train.txt",
+        "absolute list": "train.txt",
+        "list of folders": "[images/train, images/train/deep]",
+        "mixed": "[images/train/deep, train.txt]",
+    }[form]
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "lists" / "train.txt").write_text("\n".join(f"../{name}" for name in relative))
+    lines = [str(image) for image in images] if form == "absolute list" else [f"./{name}" for name in relative]
+    (tmp_path / "train.txt").write_text("\n".join(lines) + "\n\n")
+    path.write_text(f"train: {entry}\nval: images/val\n" + NAMES)
+    index = build_index(load_description(path), "train")
+    assert [index.path(i).resolve() for i in range(len(index))] == sorted(images, key=str)
+    assert ("more than once" in "".join(index.warnings)) == (form in ("list of folders", "mixed"))
+
+
+def test_labels_lie_in_place_of_the_last_images_folder():
+    assert label_path(Path("/images/set/images/a/images.jpg")) == Path("/images/set/labels/a/images.txt")
+    assert label_path(Path("/set/a.b.png")) == Path("/set/a.b.txt")
+    assert label_path(Path("/set/images")) == Path("/set/images.txt")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("2 .5 .5 .1 .1", "class 2 is outside 0..1"),
+        ("-1 .5 .5 .1 .1", "class -1 is outside"),
+        ("0.5 .5 .5 .1 .1", "class 0.5 is not a whole number"),
+        ("cat .5 .5 .1 .1", "class 'cat' is not a number"),
+        ("0 .5 nan .1 .1", "y 'nan' is not a number"),
+        ("0 1.37 .5 .1 .1", r"x 1.37 is outside 0..1 \(fractions of the image's width; divide pixels by it\)"),
+        ("0 .5 .5 .1 40", "height 40 is outside 0..1"),
+        ("0 .5 .5 .1", "has 4 columns"),
+        ("0 .5 .5 .1 .1 .9", "has 6 columns"),
+        ("0 .5 .5 .1 .1 .9 .9 .9", "has 8 columns"),
+        ("0 .5 .5 .1 .1 .9 1.5", "y 1.5 is outside"),
+        ("0", "has 1 columns"),
+    ],
+)
+def test_wrong_label_is_named_with_file_and_line_and_the_others_are_counted(tmp_path, row, message):
+    path = make_set(tmp_path, f"0 .5 .5 .5 .5\n\n{row}\n")
+    with pytest.raises(DataError, match=message) as error:
+        build_index(load_description(path), "train")
+    assert f"{tmp_path / 'labels' / 'train' / '0.txt'}:3: " in str(error.value)
+    assert "(1 more like this in the set)" in str(error.value)
+
+
+def test_label_that_is_not_text_is_named(tmp_path):
+    path = make_set(tmp_path)
+    (tmp_path / "labels" / "train" / "1.txt").write_bytes(b"\xff\xfe\x00\x80")
+    with pytest.raises(DataError, match=r"1\.txt: cannot be read as text"):
+        build_index(load_description(path), "train")
+
+
+def test_flat_repeated_and_clipped_boxes_are_counted(tmp_path):
+    rows = ["0 .5 .5 .5 .5", "0 .5 .5 .5 .5", "1 .5 .5 0 .5", "1 .5 .5 .5 -.1", "1 1.0005 .5 .2 .2", "0 .9 .5 .4 .2"]
+    index = build_index(load_description(make_set(tmp_path, "\n".join(rows))), "train")
+    boxes = [[5, 2.5, 15, 7.5], [18, 4, 20, 6], [14, 4, 20, 6]]
+    assert index.boxes_xyxy(0) == pytest.approx(np.array(boxes))
+    assert index.labels(0).tolist() == [0, 1, 0]
+    text = "\n".join(index.warnings)
+    assert "4 boxes without width" in text
+    assert "2 rows that repeat" in text
+    assert "4 boxes reach outside" in text
+    assert f"{tmp_path / 'labels' / 'train' / '0.txt'}:3" in text
+
+
+def test_polygon_becomes_its_bounding_box():
+    parsed = parse_labels("1 .1 .2 .5 .3 .2 .8 .4 .4", "a.txt", 2)
+    assert parsed.boxes_xywh == pytest.approx(np.array([[0.3, 0.5, 0.4, 0.6]]))
+    outside = parse_labels("1 .1 .2 1.0008 .3 .2 .8", "a.txt", 2)
+    assert outside.boxes_xywh == pytest.approx(np.array([[0.55, 0.5, 0.9, 0.6]]))
+    assert outside.clipped == ("a.txt:1",)
+    assert outside.problems == ()
+
+
+def test_rounding_of_the_last_written_decimal_is_not_worth_a_warning():
+    parsed = parse_labels("0 0.91725 0.5 0.16555 1.0\n0 0.917 0.5 0.168 1.0", "a.txt", 1)
+    assert parsed.clipped == ("a.txt:2",)
+    right = parsed.boxes_xywh[:, 0] + parsed.boxes_xywh[:, 2] / 2
+    assert right == pytest.approx((1, 1), abs=1e-12)
+
+
+def test_unreadable_images_are_counted_and_left_out(tmp_path):
+    path = make_set(tmp_path)
+    folder = tmp_path / "images" / "train"
+    (folder / "empty.jpg").touch()
+    (folder / "text.png").write_text("not an image")
+    (folder / "notes.txt").write_text("no image by name")
+    index = build_index(load_description(path), "train")
+    assert len(index) == 2
+    assert len(index.warnings) == 1
+    assert index.warnings[0].startswith("2 unreadable images were left out")
+    assert "empty.jpg: is empty" in index.warnings[0]
+    path.write_text("train: list.txt\nval: images/val\n" + NAMES)
+    (tmp_path / "list.txt").write_text("images/train/0.png\nimages/train/gone.png\n")
+    assert "gone.png: does not exist" in build_index(load_description(path), "train").warnings[0]
+
+
+def test_missing_label_file_is_a_background_image(tmp_path):
+    path = make_set(tmp_path)
+    (tmp_path / "labels" / "train" / "0.txt").unlink()
+    (tmp_path / "labels" / "train" / "1.txt").write_text("0 .5 .5 .5 .5")
+    index = build_index(load_description(path), "train")
+    assert index.boxes_xyxy(0).shape == (0, 4)
+    assert len(index.labels(0)) == 0
+    assert len(index.labels(1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("no labels", r"none of the 2 images has a label file; looked for .*labels.train.0\.txt"),
+        ("no images", "holds no images"),
+        ("no folder", "does not exist"),
+        ("empty list", "lists no images"),
+        ("one image", "is an image"),
+        ("all unreadable", "none of its images can be read"),
+    ],
+)
+def test_split_that_cannot_be_used_stops_with_its_reason(tmp_path, change, message):
+    path, entry = make_set(tmp_path), "images/train"
+    images = sorted((tmp_path / "images" / "train").iterdir())
+    if change == "no labels":
+        for file in (tmp_path / "labels" / "train").iterdir():
+            file.unlink()
+    elif change == "no images":
+        for file in images:
+            file.unlink()
+    elif change == "all unreadable":
+        for file in images:
+            file.write_bytes(b"")
+    elif change == "empty list":
+        entry = "list.txt"
+        (tmp_path / "list.txt").write_text("\n")
+    else:
+        entry = "images/train/0.png" if change == "one image" else "images/elsewhere"
+    path.write_text(f"train: {entry}\nval: images/val\n" + NAMES)
+    with pytest.raises(DataError, match=message):
+        build_index(load_description(path), "train")
+
+
+def test_split_that_is_not_described_is_named(tmp_path):
+    with pytest.raises(DataError, match="'test' is missing"):
+        build_index(load_description(make_set(tmp_path)), "test")
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tiff"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_sizes_of_headers_are_those_of_decoded_images(tmp_path, suffix, orientation):
+    path = make_set(tmp_path)
+    image = tmp_path / "images" / "train" / f"turned.{suffix}"
+    write_image(image, 30, 16, orientation)
+    index = build_index(load_description(path), "train")
+    assert index.path(2) == image
+    assert (index.heights[2], index.widths[2]) == read_rgb(image).shape[:2]
+
+
+def test_packed_arrays_equal_a_slow_parse(tmp_path):
+    random = np.random.default_rng(0)
+    expected = {}
+    for number in range(30):
+        image = tmp_path / "images" / "train" / f"{number}ü.png"
+        write_image(image, *random.integers(5, 60, 2).tolist())
+        rows = []
+        for _ in range(random.integers(0, 6)):
+            size = random.uniform(0.05, 0.4, 2)
+            rows.append((int(random.integers(2)), *random.uniform(size / 2, 1 - size / 2), *size))
+        write_label(image, "\n".join(" ".join(map(repr, map(float, row))) for row in rows))
+        expected[image] = rows
+    (tmp_path / "data.yaml").write_text("train: images/train\nval: images/train\n" + NAMES)
+    index = build_index(load_description(tmp_path / "data.yaml"), "train")
+    assert [index.path(i) for i in range(30)] == sorted(expected)
+    for i in range(30):
+        rows, size = expected[index.path(i)], Image.open(index.path(i)).size
+        assert (index.widths[i], index.heights[i]) == size
+        assert index.labels(i).tolist() == [row[0] for row in rows]
+        boxes = [
+            [(x - w / 2) * size[0], (y - h / 2) * size[1], (x + w / 2) * size[0], (y + h / 2) * size[1]]
+            for _, x, y, w, h in rows
+        ]
+        assert index.boxes_xyxy(i) == pytest.approx(np.array(boxes).reshape(-1, 4), abs=1e-9)
+    assert index.boxes_xywh.dtype == np.float64
+    assert index.heights.dtype == np.int32
+
+
+@pytest.mark.parametrize("damage", ["gone", "empty", "cut"])
+def test_image_that_cannot_be_decoded_is_named(tmp_path, damage):
+    image = tmp_path / "a.png"
+    if damage != "gone":
+        write_image(image)
+        image.write_bytes(b"" if damage == "empty" else image.read_bytes()[:40])
+    with pytest.raises(DataError, match=r"a\.png: cannot be"):
+        read_rgb(image)
+
+
+def test_images_are_read_as_rgb(tmp_path):
+    write_image(tmp_path / "ü.png")
+    assert read_rgb(tmp_path / "ü.png")[0, 0].tolist() == [200, 10, 30]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(1, 400), st.integers(1, 400), st.sampled_from([64, 96, 160]), st.sampled_from([32, 64]), st.booleans()
+)
+def test_letterbox_is_tight_centred_and_never_enlarges(height, width, imgsz, stride, rect):
+    image = np.zeros((height, width, 3), dtype=np.uint8)
+    out, mapping = letterbox(image, imgsz, stride, rect)
+    inside = np.argwhere((out == 0).all(axis=2))
+    (top, left), (bottom, right) = inside.min(axis=0), inside.max(axis=0) + 1
+    assert np.all(out[:top] == 114)
+    assert np.all(out[:, right:] == 114)
+    ratio = min(1, imgsz / height, imgsz / width)
+    assert (bottom - top, right - left) == (max(1, round(height * ratio)), max(1, round(width * ratio)))
+    assert 0 <= out.shape[0] - bottom - top <= 1
+    assert 0 <= out.shape[1] - right - left <= 1
+    if rect:
+        assert out.shape[0] % stride == out.shape[1] % stride == 0
+        assert out.shape[0] - (bottom - top) < stride
+        assert out.shape[1] - (right - left) < stride
+    else:
+        assert out.shape[:2] == (imgsz, imgsz)
+    assert letterbox_geometry(height, width, imgsz, stride, rect)[0] == out.shape[:2]
+    corner = np.array((width, height)) * (mapping.ratio_x, mapping.ratio_y) + (mapping.left, mapping.top)
+    assert corner == pytest.approx((right, bottom))
+    assert (mapping.height, mapping.width) == (height, width)
+
+
+def test_letterbox_puts_a_marked_pixel_where_its_mapping_says():
+    image = np.zeros((90, 150, 3), dtype=np.uint8)
+    image[60:66, 90:99] = 255
+    out, mapping = letterbox(image, 50)
+    rows, columns = np.nonzero(out[..., 0] > 200)
+    expected = [
+        90 * mapping.ratio_x + mapping.left,
+        60 * mapping.ratio_y + mapping.top,
+        99 * mapping.ratio_x + mapping.left,
+        66 * mapping.ratio_y + mapping.top,
+    ]
+    assert [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1] == pytest.approx(expected)
+
+
+def test_reading_a_list_changes_nothing_on_disk(tmp_path):
+    path = make_set(tmp_path)
+    before = sorted(os.walk(tmp_path))
+    build_index(load_description(path), "train")
+    assert sorted(os.walk(tmp_path)) == before

@@ -1,0 +1,45 @@
+"""Schedules against their formulas."""
+
+import math
+
+import pytest
+
+from detector.training.schedule import Schedule, ema_decay
+
+
+def schedule(**changes):
+    values = {"epochs": 100, "warmup": 3.0, "lr0": 0.01, "lrf": 0.01, "momentum": 0.937, "warmup_momentum": 0.8, "warmup_bias_lr": 0.1}
+    return Schedule(**{**values, **changes})
+
+
+def test_linear_decay_ends_at_lr0_times_lrf():
+    assert schedule().lr(100) == pytest.approx(0.0001)
+    assert schedule().lr(50) == pytest.approx(0.01 * (1 - 0.5 * 0.99))
+
+
+def test_cosine_decay_follows_half_a_cosine():
+    for progress in (3, 10, 50, 99, 100):
+        expected = 0.01 * (0.01 + 0.99 * (1 + math.cos(math.pi * progress / 100)) / 2)
+        assert schedule(cosine=True).lr(progress) == pytest.approx(expected)
+
+
+def test_warmup_starts_weights_at_zero_and_biases_high_and_meets_the_decay():
+    plan = schedule()
+    assert plan.lr(0) == 0
+    assert plan.lr(0, bias=True) == pytest.approx(0.1)
+    assert plan.momentum_at(0) == pytest.approx(0.8)
+    assert plan.lr(3 - 1e-9) == pytest.approx(plan.lr(3), rel=1e-6)
+    assert plan.lr(3 - 1e-9, bias=True) == pytest.approx(plan.lr(3), rel=1e-6)
+    assert plan.momentum_at(3) == 0.937
+    assert plan.lr(1.5) == pytest.approx(0.01 * (1 - 0.015 * 0.99) / 2)
+
+
+def test_no_warmup_is_full_rate_at_once():
+    assert schedule(warmup=0.0).lr(0) == 0.01
+    assert schedule(warmup=0.0).momentum_at(0) == 0.937
+
+
+def test_ema_decay_follows_its_formula():
+    assert ema_decay(1) == pytest.approx(0.9999 * (1 - math.exp(-1 / 2000)))
+    assert ema_decay(2000) == pytest.approx(0.9999 * (1 - math.exp(-1)))
+    assert ema_decay(10**6) == pytest.approx(0.9999)

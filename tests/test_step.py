@@ -1,0 +1,191 @@
+"""The promise the project is named for: a window's update is that of one big batch, however the window is cut."""
+
+import copy
+
+import pytest
+import torch
+from scenes import TINY, cut_batch, random_batch
+
+from detector.loss.criterion import DetectionLoss
+from detector.model.network import build_network
+from detector.training.ema import Ema
+from detector.training.optim import Choice, Rates, build_optimizer
+from detector.training.plan import Window
+from detector.training.precision import Precision
+from detector.training.schedule import ema_decay
+from detector.training.setup import set_modes
+from detector.training.state import TrainState
+from detector.training.step import train_window
+
+FP32 = Precision("fp32", "cpu")
+RATES = Rates(0.01, 0.01, 0.9)
+
+
+class Double:
+    """A batch whose images arrive in fp64, so that rounding does not hide a wrong gradient."""
+
+    def __init__(self, batch):
+        self.batch = batch
+        self.boxes_xyxy, self.classes, self.image_index = batch.boxes_xyxy, batch.classes, batch.image_index
+
+    def network_input(self):
+        return self.batch.network_input(torch.float64)
+
+
+def new_state(dtype=torch.float32, momentum=0.9):
+    network = build_network(TINY, nc=2, seed=0).to(dtype)
+    with torch.no_grad():  # predictions that overlap the boxes, so that every term has a gradient
+        for branch in network.head.cv3:
+            branch[-1].bias.fill_(-1.0)
+    set_modes(network, freeze_bn=True)
+    optimizer = build_optimizer(network, Choice("SGD", 0.01, momentum, 0.1), decay=0.0005)
+    return TrainState(network, Ema(network), optimizer, FP32.scaler())
+
+
+def step_of(batch, sizes, dtype=torch.float64, clip_norm=10.0, state=None, scaler=None):
+    """Train one window, cut into micro-batches of these sizes; returns the state and the report."""
+    state = state or new_state(dtype)
+    if scaler is not None:
+        state.scaler = scaler
+    criterion = DetectionLoss(state.network.reg_max, state.network.strides)
+    micro_batches = cut_batch(batch, sizes)
+    samples = tuple(tuple(int(sample) for sample in micro.samples) for micro in micro_batches)
+    if dtype == torch.float64:
+        micro_batches = [Double(micro) for micro in micro_batches]
+    report = train_window(state, criterion, Window(0, 0, (samples,)), micro_batches, RATES, FP32, clip_norm)
+    return state, report
+
+
+def gradient(state):
+    return torch.cat([parameter.grad.flatten() for parameter in state.network.branches()[0]])
+
+
+def relative(a, b):
+    return float((a - b).norm() / b.norm())
+
+
+WINDOWS = {
+    "even": [2, 2, 2, 2, 2, 2, 2, 2],
+    "uneven": [1, 9, 0, 3, 14, 0, 0, 5],
+    "one crowded image": [0, 0, 0, 300, 0, 1, 0, 2],
+    "background only": [0, 0, 0, 0, 0, 0, 0, 0],
+}
+
+
+@pytest.mark.parametrize("sizes", [[4, 4], [2, 2, 2, 2], [1] * 8, [3, 3, 2], [7, 1], [1, 7]], ids=str)
+@pytest.mark.parametrize("window", WINDOWS)
+def test_window_gradient_equals_one_batch(window, sizes):
+    batch = random_batch(WINDOWS[window])
+    whole, expected = step_of(batch, [8], clip_norm=1e9)
+    cut, report = step_of(batch, sizes, clip_norm=1e9)
+    assert gradient(whole).norm() > 0
+    assert relative(gradient(cut), gradient(whole)) < 1e-10
+    assert report.losses == pytest.approx(expected.losses, rel=1e-10)
+    assert report.weight == pytest.approx(expected.weight, rel=1e-10)
+    assert report.norm == pytest.approx(expected.norm, rel=1e-10)
+
+
+def test_fp32_gradient_differs_by_rounding_only():
+    batch = random_batch(WINDOWS["uneven"])
+    whole, _ = step_of(batch, [8], torch.float32, clip_norm=1e9)
+    cut, _ = step_of(batch, [2, 2, 2, 2], torch.float32, clip_norm=1e9)
+    assert relative(gradient(cut), gradient(whole)) < 1e-5
+
+
+def test_dividing_each_micro_batch_by_its_own_weight_would_not_be_the_large_batch():
+    """The test above can fail: the usual accumulation is far from the large batch on the same windows."""
+    batch = random_batch(WINDOWS["uneven"])
+    whole, _ = step_of(batch, [8], clip_norm=1e9)
+    classic = torch.zeros_like(gradient(whole))
+    for micro in cut_batch(batch, [2, 2, 2, 2]):
+        part, _ = step_of(micro, [2], clip_norm=1e9)
+        classic += gradient(part)
+    assert relative(classic, gradient(whole)) > 0.01
+
+
+def test_gradient_is_images_times_that_of_the_mean_loss():
+    """The sum convention, from the criterion alone: n * d(S / N)."""
+    batch = random_batch(WINDOWS["uneven"])
+    state, report = step_of(batch, [3, 3, 2], clip_norm=1e9)
+    fresh = new_state(torch.float64)
+    criterion = DetectionLoss(fresh.network.reg_max, fresh.network.strides)
+    branch = criterion(fresh.network(batch.network_input(torch.float64)), batch)[0]
+    (8 * branch.total / branch.weight).backward()
+    assert relative(gradient(state), gradient(fresh)) < 1e-10
+    assert sum(report.losses) == pytest.approx((branch.total / branch.weight).item(), rel=1e-10)
+
+
+def test_the_gradient_is_clipped_once_to_the_norm():
+    batch = random_batch(WINDOWS["uneven"])
+    free, report = step_of(batch, [2, 2, 2, 2], clip_norm=1e9)
+    clipped, again = step_of(batch, [2, 2, 2, 2], clip_norm=report.norm / 3)
+    assert again.norm == pytest.approx(report.norm)
+    assert relative(gradient(clipped) * 3, gradient(free)) < 1e-5
+    assert float(gradient(clipped).norm()) == pytest.approx(report.norm / 3, rel=1e-5)
+
+
+def test_the_step_is_sgd_on_that_gradient_with_decay_on_weights_only():
+    batch = random_batch(WINDOWS["even"])
+    state = new_state(torch.float64)
+    before = copy.deepcopy(dict(state.network.named_parameters()))
+    step_of(batch, [4, 4], state=state)
+    for name, parameter in state.network.named_parameters():
+        if parameter.grad is None:
+            continue
+        decay = 0.0005 if parameter.ndim == 4 else 0.0
+        update = parameter.grad + decay * before[name]
+        expected = before[name] - 0.01 * (update + 0.9 * update)  # Nesterov, first step
+        torch.testing.assert_close(parameter, expected, rtol=1e-10, atol=1e-14)
+
+
+def test_ema_follows_each_applied_step():
+    batch = random_batch(WINDOWS["even"])
+    state = new_state(torch.float64)
+    average = copy.deepcopy(state.ema.network.state_dict())
+    for number in (1, 2, 3):
+        step_of(batch, [4, 4], state=state)
+        decay = ema_decay(number)
+        for name, value in state.network.state_dict().items():
+            if value.dtype.is_floating_point:
+                average[name] = decay * average[name] + (1 - decay) * value
+    for name, value in state.ema.network.state_dict().items():
+        torch.testing.assert_close(value, average[name], rtol=1e-9, atol=1e-12)
+    assert (state.step, state.ema.steps) == (3, 3)
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted():
+    batch = random_batch(WINDOWS["even"])
+    state = new_state()
+    step_of(batch, [4, 4], torch.float32, state=state)
+    before = copy.deepcopy((state.network.state_dict(), state.ema.network.state_dict(), state.optimizer.state_dict()))
+    hook = state.network.model[0].conv.weight.register_hook(lambda gradient: gradient * float("inf"))
+    _, report = step_of(batch, [4, 4], torch.float32, state=state)
+    hook.remove()
+    after = (state.network.state_dict(), state.ema.network.state_dict(), state.optimizer.state_dict())
+    assert not report.applied
+    assert (state.step, state.ema.steps, state.skipped, state.skipped_in_a_row) == (1, 1, 1, 1)
+    for old, new in zip(before[:2], after[:2], strict=True):
+        for name in old:
+            assert torch.equal(old[name], new[name]), name
+    for key, old in before[2]["state"].items():
+        assert torch.equal(old["momentum_buffer"], after[2]["state"][key]["momentum_buffer"])
+    step_of(batch, [4, 4], torch.float32, state=state)
+    assert (state.step, state.skipped, state.skipped_in_a_row) == (2, 1, 0)
+
+
+def test_a_loss_scaler_changes_no_gradient():
+    batch = random_batch(WINDOWS["uneven"])
+    plain, _ = step_of(batch, [4, 4], torch.float32, clip_norm=1e9)
+    scaled, report = step_of(batch, [4, 4], torch.float32, clip_norm=1e9, scaler=torch.amp.GradScaler("cpu", init_scale=1024.0))
+    assert report.applied
+    assert relative(gradient(scaled), gradient(plain)) < 1e-6
+
+
+def test_frozen_batchnorm_keeps_its_statistics():
+    state = new_state()
+    before = copy.deepcopy(state.network.model[0].bn.running_mean)
+    step_of(random_batch(WINDOWS["even"]), [4, 4], torch.float32, state=state)
+    assert torch.equal(before, state.network.model[0].bn.running_mean)
+    set_modes(state.network, freeze_bn=False)
+    step_of(random_batch(WINDOWS["even"]), [4, 4], torch.float32, state=state)
+    assert not torch.equal(before, state.network.model[0].bn.running_mean)
