@@ -105,15 +105,21 @@ def _locate(name: str) -> tuple[Path, str | None]:
     if unscaled.is_file():
         return unscaled, path.stem[-1]
     known = [str(found) for found in sorted(path.parent.glob("*.y*ml"))] if path.parent.is_dir() else []
-    raise ConfigError(f"{name}: no such file.{did_you_mean(name, known)}")
+    raise ConfigError(f"{name}: no such file.{did_you_mean(name, [*known, *_shipped()])}")
 
 
-def _locate_shipped(name: str) -> tuple[Path, str]:
-    """The shipped file and the scale of a name such as v11n."""
+def _shipped() -> dict[str, tuple[Path, str]]:
+    """The file and the scale of every name that comes with the project: v11n, v11s, ..."""
     known: dict[str, tuple[Path, str]] = {}
     for file in sorted(shipped_folder().glob("*.yaml")):
         for scale in yaml.safe_load(file.read_text(encoding="utf-8"))["scales"]:
             known[f"{file.stem}{scale}"] = (file, scale)
+    return known
+
+
+def _locate_shipped(name: str) -> tuple[Path, str]:
+    """The shipped file and the scale of a name such as v11n."""
+    known = _shipped()
     if name not in known:
         hint = did_you_mean(name, known)
         raise ConfigError(f"{name}: not a model ({_listed(known)}, or a path to a .yaml file).{hint}")

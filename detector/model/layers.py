@@ -61,6 +61,11 @@ class Site:
         if self.written != 1:
             raise self.fail(f"repeats {self.written}: the module cannot be repeated; write 1, and more layers")
 
+    def odd(self, kernel: int) -> None:
+        """Holds that a kernel has a middle: with an even one, maps would grow by a cell."""
+        if kernel % 2 == 0:
+            raise self.fail(f"kernel {kernel} is not odd")
+
 
 Built = tuple[nn.Module, Maps]
 
@@ -68,6 +73,7 @@ Built = tuple[nn.Module, Maps]
 def _conv(site: Site, channels: int, kernel: int = 1, stride: int = 1) -> Built:
     """Channels are scaled."""
     site.once()
+    site.odd(kernel)
     outputs = site.channels(channels)
     return Conv(site.input.channels, outputs, kernel, stride), Maps(outputs, site.input.stride * stride)
 
@@ -82,8 +88,7 @@ def _c3k2(site: Site, channels: int, c3k: bool = False, expansion: float = 0.5) 
 def _sppf(site: Site, channels: int, kernel: int = 5) -> Built:
     """Channels are scaled."""
     site.once()
-    if kernel % 2 == 0:
-        raise site.fail(f"kernel {kernel} of SPPF is not odd")
+    site.odd(kernel)
     outputs = site.channels(channels)
     return SPPF(site.input.channels, outputs, kernel), Maps(outputs, site.input.stride)
 

@@ -92,7 +92,7 @@ def network_from_description(description: dict[str, Any], seed: int = 0) -> Netw
 @torch.no_grad()
 def fused(network: Network) -> Network:
     """A copy for inference: every BatchNorm folded into its convolution, eval mode. The original stays as it is."""
-    copied = copy.deepcopy(network).eval().requires_grad_(False)
+    copied = copy.deepcopy(network).eval()
     for module in copied.modules():
         if isinstance(module, Conv) and isinstance(module.bn, nn.BatchNorm2d):
             module.conv = nn.utils.fusion.fuse_conv_bn_eval(module.conv, module.bn)

@@ -36,7 +36,7 @@ class Progress:
                 desc=self._title(),
                 dynamic_ncols=True,
                 mininterval=0.2,
-                bar_format="{desc} {percentage:3.0f}% {bar:16} {n_fmt}/{total_fmt}  {postfix}",
+                bar_format="{desc} {percentage:3.0f}% {bar:16} {n_fmt}/{total_fmt} images{postfix}",
             )
 
     def __enter__(self) -> Progress:

@@ -1,0 +1,59 @@
+"""Imports go one way, nothing draws from a global generator, and the front door stays light."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "detector"
+# A room may import what stands before its own row; rooms of one row do not import each other.
+ROWS = [
+    {"errors", "boxes", "rng", "distributed"},
+    {"config"},
+    {"data", "model", "loss"},
+    {"evaluation"},
+    {"reporting"},
+    {"training"},
+    {"commands"},
+    {"cli"},
+    {"__main__"},
+]
+ROW = {room: number for number, rooms in enumerate(ROWS) for room in rooms}
+FILES = sorted(file for file in PACKAGE.rglob("*.py") if file != PACKAGE / "__init__.py")
+
+
+def imported(file):
+    """Names of the project's modules that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("detector"))
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            if node.module == "detector":
+                yield from (f"detector.{alias.name}" for alias in node.names)
+            elif node.module and node.module.startswith("detector."):
+                yield node.module
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_imports_go_one_way(file):
+    room = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    for module in imported(file):
+        other = (module.split(".") + [""])[1]
+        if other in ("", room):
+            continue
+        assert ROW[other] < ROW[room], f"{file} imports {module}"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_nothing_seeds_or_draws_from_a_global_generator(file):
+    text = file.read_text()
+    for forbidden in ("np.random.seed", "torch.manual_seed", "import random", "np.random.rand", "np.random.uniform", "random.seed("):
+        assert forbidden not in text, f"{file}: {forbidden}"
+
+
+def test_help_and_the_package_do_not_import_torch():
+    code = "import sys, detector, detector.cli; detector.cli.build_parser().format_help(); print('torch' in sys.modules, 'pydantic' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == ["False", "False"]
