@@ -1,10 +1,10 @@
 """A config-driven trainer for YOLO-style object detectors whose gradient accumulation is exact.
 
-    from detector import train, load
+from detector import train, load
 
-    result = train("my.yaml", epochs=50)
-    for found in load(result.best).predict("images/"):
-        print(found.path, found.boxes, found.scores, found.classes)
+result = train("my.yaml", epochs=50)
+for found in load(result.best).predict("images/"):
+    print(found.path, found.boxes, found.scores, found.classes)
 """
 
 from typing import TYPE_CHECKING, Any

@@ -65,7 +65,9 @@ def ciou(a_xyxy: Tensor, b_xyxy: Tensor, eps: float = 1e-7) -> Tensor:
     """
     a_size = a_xyxy[..., 2:] - a_xyxy[..., :2]
     b_size = b_xyxy[..., 2:] - b_xyxy[..., :2]
-    overlap = (torch.minimum(a_xyxy[..., 2:], b_xyxy[..., 2:]) - torch.maximum(a_xyxy[..., :2], b_xyxy[..., :2])).clamp(min=0)
+    overlap = (torch.minimum(a_xyxy[..., 2:], b_xyxy[..., 2:]) - torch.maximum(a_xyxy[..., :2], b_xyxy[..., :2])).clamp(
+        min=0
+    )
     intersection = overlap.prod(dim=-1)
     union = a_size.prod(dim=-1) + b_size.prod(dim=-1) - intersection + eps
     iou = intersection / union

@@ -30,12 +30,16 @@ class Terminated(BaseException):
 def build_parser() -> argparse.ArgumentParser:
     import detector
 
-    parser = argparse.ArgumentParser("detector", description=SUMMARY, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "detector", description=SUMMARY, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--version", action="version", version=f"detector {detector.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     train = commands.add_parser("train", help="train a detector", epilog="All settings: docs/settings.md")
-    train.add_argument("arguments", nargs="*", metavar="CONFIG.yaml | key=value", help=f"a config file, then {OVERRIDES}")
+    train.add_argument(
+        "arguments", nargs="*", metavar="CONFIG.yaml | key=value", help=f"a config file, then {OVERRIDES}"
+    )
 
     val = commands.add_parser("val", help="measure a checkpoint by the COCO protocol")
     val.add_argument("weights", help="a checkpoint, for example runs/train/weights/best.pt")
@@ -43,7 +47,9 @@ def build_parser() -> argparse.ArgumentParser:
 
     predict = commands.add_parser("predict", help="find objects in images")
     predict.add_argument("weights", help="a checkpoint, for example runs/train/weights/best.pt")
-    predict.add_argument("arguments", nargs="+", metavar="SOURCE | key=value", help="files, folders and globs; conf iou imgsz ...")
+    predict.add_argument(
+        "arguments", nargs="+", metavar="SOURCE | key=value", help="files, folders and globs; conf iou imgsz ..."
+    )
     for command in (train, val, predict):
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser

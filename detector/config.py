@@ -5,7 +5,6 @@ each, and joined by inheritance. A setting comes from the defaults, then the con
 Relative paths are relative to the file that names them (an override's: to the working directory).
 """
 
-import difflib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from detector.errors import ConfigError
+from detector.errors import ConfigError, did_you_mean
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -34,7 +33,9 @@ class Group(BaseModel):
 class ModelKeys(Group):
     model: Annotated[str, Field(description="v11n .. v11x, or a model YAML")] = "v11n"
     weights: Annotated[FilePath | None, Field(description="a checkpoint to start from")] = None
-    freeze: Annotated[int | list[int], Field(description="the first N layers, or a list of layers, stay as they are")] = 0
+    freeze: Annotated[
+        int | list[int], Field(description="the first N layers, or a list of layers, stay as they are")
+    ] = 0
     freeze_bn: Annotated[bool, Field(description="BatchNorm uses its running statistics and leaves them alone")] = False
 
     @field_validator("freeze")
@@ -51,7 +52,9 @@ class DataKeys(Group):
     imgsz: Annotated[int, Field(ge=STRIDE, description="side of the network's input, a multiple of 32")] = 640
     batch: Annotated[AtLeastOne, Field(description="images of a micro-batch: what one device takes at once")] = 16
     workers: Annotated[Count | Literal["auto"], Field(description="processes that prepare images; 0: none")] = "auto"
-    cache: Annotated[bool | Literal["auto"], Field(description="keep resized images in memory; auto: if they fit")] = "auto"
+    cache: Annotated[bool | Literal["auto"], Field(description="keep resized images in memory; auto: if they fit")] = (
+        "auto"
+    )
 
     @field_validator("names", mode="before")
     @classmethod
@@ -73,7 +76,9 @@ class DataKeys(Group):
 
 class DeviceKeys(Group):
     device: Annotated[str | int, Field(description="auto, cpu, or a GPU: 0, cuda:0, mps")] = "auto"
-    amp: Annotated[Literal["auto", "fp32", "bf16", "fp16"], Field(description="precision of the network's arithmetic")] = "auto"
+    amp: Annotated[
+        Literal["auto", "fp32", "bf16", "fp16"], Field(description="precision of the network's arithmetic")
+    ] = "auto"
 
 
 class StepKeys(Group):
@@ -196,14 +201,16 @@ def load_settings(cls: type[AnySettings], file: Path | None, overrides: Sequence
     origins: dict[str, Origin] = {}
     for key, value, origin in [*_from_file(file), *_from_overrides(overrides)]:
         if key not in cls.model_fields:
-            raise ConfigError(f"{origin.place}: '{key}' is not a setting.{nearest(key, cls.model_fields)}")
+            raise ConfigError(f"{origin.place}: '{key}' is not a setting.{did_you_mean(key, cls.model_fields)}")
         values[key], origins[key] = value, origin
     for key, origin in origins.items():
         values[key] = _resolved(key, values[key], origin.folder)
     return validated(cls, values, {key: origin.place for key, origin in origins.items()}, str(file or "settings"))
 
 
-def validated(cls: type[AnySettings], values: dict[str, Any], places: dict[str, str], default_place: str) -> AnySettings:
+def validated(
+    cls: type[AnySettings], values: dict[str, Any], places: dict[str, str], default_place: str
+) -> AnySettings:
     """`cls(**values)`, with pydantic's complaints turned into one ConfigError that names each place."""
     try:
         return cls(**values)
@@ -214,22 +221,18 @@ def validated(cls: type[AnySettings], values: dict[str, Any], places: dict[str, 
             if not key:
                 complaints[key] = f"{default_place}: {_reason(item)}"
             elif key not in cls.model_fields:
-                complaints[key] = f"{default_place}: '{key}' is not a setting.{nearest(key, cls.model_fields)}"
+                complaints[key] = f"{default_place}: '{key}' is not a setting.{did_you_mean(key, cls.model_fields)}"
             else:
                 place = places.get(key, default_place)
                 before = complaints.get(key)
-                complaints[key] = f"{before} or {_reason(item)}" if before else f"{place}: {key}={values[key]!r}: {_reason(item)}"
+                complaints[key] = (
+                    f"{before} or {_reason(item)}" if before else f"{place}: {key}={values[key]!r}: {_reason(item)}"
+                )
         raise ConfigError("\n".join(complaints.values())) from None
 
 
 def _reason(item: Any) -> str:
     return item["msg"].removeprefix("Value error, ").replace("Input should be", "should be").replace("a valid ", "a ")
-
-
-def nearest(key: str, known: Any) -> str:
-    """' Did you mean ...?' with the most alike of the known names, or nothing."""
-    close = difflib.get_close_matches(key, list(known), n=1, cutoff=0.6)
-    return f" Did you mean '{close[0]}'?" if close else ""
 
 
 def read_yaml(path: Path, kind: str) -> yaml.MappingNode:
@@ -273,7 +276,9 @@ def _from_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, Any, Origin
 
 def _resolved(key: str, value: Any, folder: Path) -> Any:
     """Paths made absolute; a model is a path only when it looks like one."""
-    is_path = key in {"data", "weights", "project", "resume"} or (key == "model" and str(value).endswith((".yaml", ".yml")))
+    is_path = key in {"data", "weights", "project", "resume"} or (
+        key == "model" and str(value).endswith((".yaml", ".yml"))
+    )
     if not is_path or not isinstance(value, str):
         return value
     path = (folder / Path(value).expanduser()).resolve()

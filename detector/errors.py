@@ -1,5 +1,8 @@
 """Errors a user can mend. Each message carries the place, the value, the rule and the remedy."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class DetectorError(ValueError):
     """Base of every error that is the input's fault and not the program's."""
@@ -15,3 +18,9 @@ class DataError(DetectorError):
 
 class CheckpointError(DetectorError):
     """A checkpoint is missing, damaged or made for something else."""
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """' Did you mean 'x'?' for the known word nearest to a misspelt one, or nothing."""
+    near = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.5)
+    return f" Did you mean {near[0]!r}?" if near else ""

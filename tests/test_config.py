@@ -32,7 +32,9 @@ def test_defaults_are_those_that_users_know():
 
 def test_overrides_are_yaml_and_win_over_the_file(tmp_path):
     file = write(tmp_path, "data: d.yaml\nepochs: 5\nlr0: 0.1\n")
-    settings = load_settings(Settings, file, ["lr0=1e-3", "epochs=7", "names=[a, b]", "cos_lr=true", "freeze=[0, 1]", "device=cpu"])
+    settings = load_settings(
+        Settings, file, ["lr0=1e-3", "epochs=7", "names=[a, b]", "cos_lr=true", "freeze=[0, 1]", "device=cpu"]
+    )
     assert (settings.lr0, settings.epochs, settings.names, settings.cos_lr) == (0.001, 7, ["a", "b"], True)
     assert (settings.freeze, settings.device) == ([0, 1], "cpu")
     assert load_settings(Settings, file, ["names={0: a, 1: b}"]).names == ["a", "b"]
@@ -110,7 +112,9 @@ def test_files_that_are_no_settings_are_refused(tmp_path):
     assert "not a YAML file" in refusal(write(tmp_path, "a: [1"))
     assert "'key: value' lines" in refusal(write(tmp_path, "- a\n- b\n"))
     assert "'data' is missing" in refusal(write(tmp_path, ""))
-    assert refusal(write(tmp_path, "data: a\nepochs: 1\nepochs: 2\n")).endswith("'epochs' is set twice, first in line 2; keep one")
+    assert refusal(write(tmp_path, "data: a\nepochs: 1\nepochs: 2\n")).endswith(
+        "'epochs' is set twice, first in line 2; keep one"
+    )
     assert "written key=value" in refusal(None, "data=d.yaml", "epochs")
 
 

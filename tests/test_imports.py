@@ -50,10 +50,20 @@ def test_imports_go_one_way(file):
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
 def test_nothing_seeds_or_draws_from_a_global_generator(file):
     text = file.read_text()
-    for forbidden in ("np.random.seed", "torch.manual_seed", "import random", "np.random.rand", "np.random.uniform", "random.seed("):
+    for forbidden in (
+        "np.random.seed",
+        "torch.manual_seed",
+        "import random",
+        "np.random.rand",
+        "np.random.uniform",
+        "random.seed(",
+    ):
         assert forbidden not in text, f"{file}: {forbidden}"
 
 
 def test_help_and_the_package_do_not_import_torch():
     code = "import sys, detector, detector.cli; detector.cli.build_parser().format_help(); print('torch' in sys.modules, 'pydantic' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == ["False", "False"]
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == [
+        "False",
+        "False",
+    ]

@@ -88,8 +88,7 @@ def test_assignment_equals_the_slow_dense_table(seed):
     decoded = torch.cat((points - ltrb[..., :2], points + ltrb[..., 2:]), dim=-1) * strides[:, None]
     given = assign(raw.logits, decoded, SHAPES, STRIDES, *truth)
     ours = {
-        (int(image), int(anchor)): (int(box), float(score))
-        for image, anchor, box, score in zip(*given, strict=True)
+        (int(image), int(anchor)): (int(box), float(score)) for image, anchor, box, score in zip(*given, strict=True)
     }
     slow = {place: value for place, value in dense_assign(raw.logits, decoded, *truth).items()}
     positive = {place for place, (_, score) in slow.items() if score > 1e-12}
@@ -102,7 +101,9 @@ def test_assignment_equals_the_slow_dense_table(seed):
 
 def test_cells_inside_are_those_with_their_centre_strictly_inside():
     _, truth = scene(3, images=1, most=40)
-    edges = torch.tensor([[4.0, 4.0, 44.0, 44.0], [-30.0, -9.0, 200.0, 3.0], [60.0, 90.0, 64.0, 96.0], [20.0, 20.0, 21.0, 60.0]])
+    edges = torch.tensor(
+        [[4.0, 4.0, 44.0, 44.0], [-30.0, -9.0, 200.0, 3.0], [60.0, 90.0, 64.0, 96.0], [20.0, 20.0, 21.0, 60.0]]
+    )
     boxes = torch.cat((truth.boxes_xyxy, edges.double()))
     points, strides = anchor_points(SHAPES, STRIDES, "cpu", torch.float64)
     pixels = points * strides[:, None]
@@ -166,7 +167,9 @@ def test_class_term_equals_its_formula():
 def test_box_term_by_hand():
     same = torch.tensor([[0.0, 0.0, 2.0, 2.0]], dtype=torch.float64)
     assert box_sum(same, same, torch.tensor([0.7])).item() == pytest.approx(0, abs=1e-6)
-    shifted = same + 2  # touching corners: IoU 0, centres 2 * sqrt(2) apart, enclosing diagonal 4 * sqrt(2), equal aspect
+    shifted = (
+        same + 2
+    )  # touching corners: IoU 0, centres 2 * sqrt(2) apart, enclosing diagonal 4 * sqrt(2), equal aspect
     assert box_sum(shifted, same, torch.tensor([0.5])).item() == pytest.approx(0.5 * (1 + 8 / 32), abs=1e-6)
 
 
@@ -180,7 +183,9 @@ def test_dfl_term_is_the_cross_entropy_to_both_neighbours():
             t = min(max(target[positive, side].item(), 0.0), 14.99)
             left = math.floor(t)
             log_p = F.log_softmax(distribution[positive, side], dim=0)
-            expected -= weight[positive].item() / 4 * ((left + 1 - t) * log_p[left] + (t - left) * log_p[left + 1]).item()
+            expected -= (
+                weight[positive].item() / 4 * ((left + 1 - t) * log_p[left] + (t - left) * log_p[left + 1]).item()
+            )
     assert dfl_sum(distribution, target, weight).item() == pytest.approx(expected)
 
 

@@ -9,7 +9,16 @@ from detector.training.plan import Cut, count_steps, epoch_windows, next_window,
 
 @pytest.mark.parametrize(
     ("nbs", "batch", "devices", "accumulate"),
-    [(64, 16, 1, 4), (64, 8, 1, 8), (64, 64, 1, 1), (64, 128, 1, 1), (64, 24, 1, 3), (128, 4, 4, 8), (64, 1, 1, 64), (64, 16, 2, 2)],
+    [
+        (64, 16, 1, 4),
+        (64, 8, 1, 8),
+        (64, 64, 1, 1),
+        (64, 128, 1, 1),
+        (64, 24, 1, 3),
+        (128, 4, 4, 8),
+        (64, 1, 1, 64),
+        (64, 16, 2, 2),
+    ],
 )
 def test_accumulate_is_nbs_over_batch_and_devices(nbs, batch, devices, accumulate):
     cut = nominal_cut(nbs, batch, devices)

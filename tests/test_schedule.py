@@ -8,7 +8,15 @@ from detector.training.schedule import Schedule, ema_decay
 
 
 def schedule(**changes):
-    values = {"epochs": 100, "warmup": 3.0, "lr0": 0.01, "lrf": 0.01, "momentum": 0.937, "warmup_momentum": 0.8, "warmup_bias_lr": 0.1}
+    values = {
+        "epochs": 100,
+        "warmup": 3.0,
+        "lr0": 0.01,
+        "lrf": 0.01,
+        "momentum": 0.937,
+        "warmup_momentum": 0.8,
+        "warmup_bias_lr": 0.1,
+    }
     return Schedule(**{**values, **changes})
 
 

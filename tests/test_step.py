@@ -176,7 +176,9 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted():
 def test_a_loss_scaler_changes_no_gradient():
     batch = random_batch(WINDOWS["uneven"])
     plain, _ = step_of(batch, [4, 4], torch.float32, clip_norm=1e9)
-    scaled, report = step_of(batch, [4, 4], torch.float32, clip_norm=1e9, scaler=torch.amp.GradScaler("cpu", init_scale=1024.0))
+    scaled, report = step_of(
+        batch, [4, 4], torch.float32, clip_norm=1e9, scaler=torch.amp.GradScaler("cpu", init_scale=1024.0)
+    )
     assert report.applied
     assert relative(gradient(scaled), gradient(plain)) < 1e-6
 

@@ -45,7 +45,9 @@ def label_text(result: Result) -> str:
     """Lines of `class x y w h score`, as fractions of the image."""
     height, width = result.image.shape[:2]
     lines = []
-    for (x1, y1, x2, y2), label, score in zip(result.boxes.tolist(), result.classes.tolist(), result.scores.tolist(), strict=True):
+    for (x1, y1, x2, y2), label, score in zip(
+        result.boxes.tolist(), result.classes.tolist(), result.scores.tolist(), strict=True
+    ):
         x, y, w, h = (x1 + x2) / 2 / width, (y1 + y2) / 2 / height, (x2 - x1) / width, (y2 - y1) / height
         lines.append(f"{label} {x:.6f} {y:.6f} {w:.6f} {h:.6f} {score:.4f}\n")
     return "".join(lines)

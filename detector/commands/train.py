@@ -43,7 +43,9 @@ def start(file: Path | None, overrides: Sequence[str]) -> TrainResult:
     saved = checkpoint.read(path)
     if "optimizer" not in saved:
         last = path.parent / "last.pt"
-        raise ConfigError(f"resume={path}: holds weights only; resume from {last}, or start a new run with weights={path}")
+        raise ConfigError(
+            f"resume={path}: holds weights only; resume from {last}, or start a new run with weights={path}"
+        )
     return training_run.train(resumed(settings, saved, path), path, saved)
 
 

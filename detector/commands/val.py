@@ -8,7 +8,6 @@ from detector.data.dataset import ValidationSet
 from detector.data.description import load_description
 from detector.data.index import build_index
 from detector.data.loader import validation_batches
-from detector.data.shapes import ensure_generated
 from detector.errors import ConfigError
 from detector.evaluation.evaluate import evaluate_network, ground_truth_of
 from detector.reporting.summary import draw_evaluation
@@ -30,9 +29,10 @@ def run(options: argparse.Namespace) -> None:
 
     data = settings.data or Path(saved["settings"]["data"])
     description = load_description(data)
-    ensure_generated(description)
     if len(description.names) != len(names):
-        raise ConfigError(f"data={data}: has {len(description.names)} classes, but {path} was trained for {len(names)}: {list(names)}")
+        raise ConfigError(
+            f"data={data}: has {len(description.names)} classes, but {path} was trained for {len(names)}: {list(names)}"
+        )
     index = build_index(description, settings.split)
     for warning in index.warnings:
         print(f"warning: {settings.split}: {warning}")

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from detector.evaluation import coco
 from detector.evaluation.coco import CocoMetrics, GroundTruth, build_ground_truth
 from detector.evaluation.curves import ConfusionMatrix, Curves, compute_confusion, compute_curves
 from detector.evaluation.postprocess import Detections, postprocess, to_original
-from detector.model.network import decode, fused
+from detector.model.network import Network, decode, fused
 
 if TYPE_CHECKING:
     from detector.data.dataset import Letterbox
@@ -61,7 +61,7 @@ def ground_truth_of(index: Index) -> GroundTruth:
 
 
 def evaluate_network(
-    network: nn.Module,
+    network: Network,
     batches: Iterable[ValidationBatch],
     ground_truth: GroundTruth,
     names: Sequence[str],
@@ -97,8 +97,24 @@ def evaluate_network(
     return replace(evaluation, seconds=seconds | evaluation.seconds)
 
 
+def for_inference(network: Network) -> Network:
+    """A copy with BatchNorm folded in and laid out for speed; the network itself is not altered."""
+    return fused(network).to(memory_format=torch.channels_last)
+
+
+def infer(
+    worker: Network, images: Tensor, autocast: Callable[[], AbstractContextManager] = nullcontext
+) -> tuple[Tensor, Tensor]:
+    """(B, H, W, 3) uint8 RGB images on the worker's device to (B, A, 4) boxes in their pixels and (B, A, C) scores."""
+    # Seen as (B, 3, H, W) they are channels_last already: nothing is copied but by the conversion.
+    pixels = images.permute(0, 3, 1, 2).float() / 255
+    with autocast():
+        predictions = worker(pixels)
+    return decode(predictions, worker.reg_max, worker.strides)
+
+
 def detect(
-    network: nn.Module,
+    network: Network,
     batches: Iterable[ValidationBatch],
     *,
     device: torch.device | str,
@@ -116,7 +132,7 @@ def detect(
     """
     device = torch.device(device)
     seconds = {} if seconds is None else seconds
-    worker = fused(network).to(device=device, memory_format=torch.channels_last)
+    worker = for_inference(network).to(device)
     source = iter(batches)
     while True:
         with _timed(seconds, "load"):
@@ -127,11 +143,7 @@ def detect(
         # The generator's body is left at each yield, so the mode is entered batch by batch, not around the loop.
         with torch.inference_mode():
             with _timed(seconds, "network"):
-                # (B, H, W, 3) seen as (B, 3, H, W) is channels_last: nothing is copied but by the conversion.
-                pixels = images.to(device, non_blocking=True).permute(0, 3, 1, 2).float() / 255
-                with autocast():
-                    predictions = worker(pixels)
-                boxes_xyxy, scores = decode(predictions, network.reg_max, network.strides)
+                boxes_xyxy, scores = infer(worker, images.to(device, non_blocking=True), autocast)
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
             with _timed(seconds, "postprocess"):

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from detector.data.image import Letterbox, letterbox, read_rgb
 from detector.data.index import SUFFIXES
 from detector.errors import DataError
+from detector.evaluation.evaluate import for_inference, infer
 from detector.evaluation.postprocess import postprocess, to_original
-from detector.model.network import Network, decode, fused
+from detector.model.network import Network
 
 Source = str | Path | NDArray[np.uint8]
 
@@ -39,7 +40,9 @@ class Result:
     def summary(self) -> str:
         """For example '3 dog, 1 cat', or 'nothing'."""
         counts = np.bincount(self.classes, minlength=len(self.names))
-        return ", ".join(f"{count} {name}" for name, count in zip(self.names, counts, strict=True) if count) or "nothing"
+        return (
+            ", ".join(f"{count} {name}" for name, count in zip(self.names, counts, strict=True) if count) or "nothing"
+        )
 
 
 class _Prepared(NamedTuple):
@@ -61,8 +64,8 @@ class Detector:
 
     @cached_property
     def inference(self) -> Network:
-        """The network with BatchNorm folded into its convolutions."""
-        return fused(self.network)
+        """The copy of the network that does the work; made once."""
+        return for_inference(self.network)
 
     def predict(
         self,
@@ -106,15 +109,13 @@ class Detector:
     @torch.inference_mode()
     def _predict(self, group: list[_Prepared], conf: float, iou: float, max_det: int) -> Iterator[Result]:
         images = torch.from_numpy(np.stack([one.network_image for one in group])).to(self.device)
-        with self.autocast():
-            predictions = self.inference(images.permute(0, 3, 1, 2).float() / 255)
-        boxes_xyxy, scores = decode(predictions, self.network.reg_max, self.network.strides)
-        for one, found in zip(group, postprocess(boxes_xyxy, scores, conf, iou, max_det, multi_label=False), strict=True):
-            found = to_original(found, one.placement)
-            yield Result(
-                found.boxes_xyxy.cpu().numpy(), found.scores.cpu().numpy(), found.classes.cpu().numpy(),
-                self.names, one.path, one.image,
-            )  # fmt: skip
+        boxes_xyxy, scores = infer(self.inference, images, self.autocast)
+        for one, found in zip(
+            group, postprocess(boxes_xyxy, scores, conf, iou, max_det, multi_label=False), strict=True
+        ):
+            found = to_original(found, one.placement).cpu()
+            boxes, scores, classes = (tensor.numpy() for tensor in found)
+            yield Result(boxes, scores, classes, self.names, one.path, one.image)
 
 
 def find_images(sources: Source | Iterable[Source]) -> Iterator[Path | NDArray[np.uint8]]:

@@ -30,9 +30,7 @@ class Assignment(NamedTuple):
     score: Tensor  # (P,) soft target of the box's class, in 0..1
 
 
-def cells_inside(
-    gt_xyxy: Tensor, shapes: Sequence[tuple[int, int]], strides: Sequence[int]
-) -> tuple[Tensor, Tensor]:
+def cells_inside(gt_xyxy: Tensor, shapes: Sequence[tuple[int, int]], strides: Sequence[int]) -> tuple[Tensor, Tensor]:
     """All (box, anchor) pairs where the anchor's centre lies strictly inside the box.
 
     gt_xyxy (N, 4) in pixels; shapes (height, width) of each level's grid. Returns two (P,) int64 tensors: the box and

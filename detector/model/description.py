@@ -1,13 +1,12 @@
 """Model descriptions: from a name (`v11n`) or a YAML file to plain, checked data."""
 
-import difflib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from detector.errors import ConfigError
+from detector.errors import ConfigError, did_you_mean
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _KEYS = ("nc", "scale", "scales", "backbone", "head")
@@ -18,12 +17,6 @@ def shipped_folder() -> Path:
     """The folder of the model descriptions that come with the project: in the installed package, or in the checkout."""
     installed = _PACKAGE / "configs" / "models"
     return installed if installed.is_dir() else _PACKAGE.parent / "configs" / "models"
-
-
-def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """' Did you mean 'x'?' for the known word nearest to a misspelt one, or nothing."""
-    near = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.5)
-    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def load_description(name_or_path: str | Path) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from detector.errors import ConfigError
+from detector.errors import ConfigError, did_you_mean
 from detector.model.blocks import C2PSA, SPPF, C3k2, Concat, Conv
-from detector.model.description import check_description, did_you_mean
+from detector.model.description import check_description
 from detector.model.head import Detect
 
 

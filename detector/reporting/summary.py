@@ -10,7 +10,9 @@ from detector.reporting.plots import plot_confusion, plot_f1, plot_pr
 from detector.reporting.samples import validation_image
 
 
-def draw_evaluation(evaluation: Evaluation, images: ValidationSet, names: tuple[str, ...], folder: Path, most: int = 8) -> None:
+def draw_evaluation(
+    evaluation: Evaluation, images: ValidationSet, names: tuple[str, ...], folder: Path, most: int = 8
+) -> None:
     """Draw an evaluation of `images` into `folder`; `most` images are shown, spread over the set."""
     plot_pr(evaluation.curves, names, folder / "precision_recall.png")
     plot_f1(evaluation.curves, names, folder / "f1.png")
@@ -24,5 +26,6 @@ def draw_evaluation(evaluation: Evaluation, images: ValidationSet, names: tuple[
         [index.labels(i) for i in chosen],
         [evaluation.detections[i] for i in chosen],
         names,
+        titles=[index.path(i).name for i in chosen],
     )
     save_image(folder / "validation.jpg", picture)

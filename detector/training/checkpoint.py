@@ -66,7 +66,9 @@ def read(path: Path) -> dict[str, Any]:
     if not isinstance(saved, dict) or "format" not in saved:
         raise CheckpointError(f"{path}: not a checkpoint of this trainer: it has no 'format'")
     if saved["format"] > FORMAT:
-        raise CheckpointError(f"{path}: format {saved['format']} is newer than this version reads ({FORMAT}); update detector")
+        raise CheckpointError(
+            f"{path}: format {saved['format']} is newer than this version reads ({FORMAT}); update detector"
+        )
     return saved
 
 

@@ -99,9 +99,7 @@ def epoch_order(images: int, seed: int, epoch: int) -> np.ndarray:
     return generator(seed, Purpose.ORDER, epoch).permutation(images)
 
 
-def epoch_windows(
-    images: int, cut: Cut, seed: int, epoch: int, done: int = 0, warmup: float = 0.0
-) -> Iterator[Window]:
+def epoch_windows(images: int, cut: Cut, seed: int, epoch: int, done: int = 0, warmup: float = 0.0) -> Iterator[Window]:
     """The windows of an epoch from position `done` on.
 
     warmup: epochs over which the window ramps up; 0 for none.

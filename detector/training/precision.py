@@ -59,7 +59,9 @@ def choose_device(name: str | int) -> torch.device:
     except RuntimeError:
         raise ConfigError(f"device={name}: not a device; use auto, cpu, mps or a GPU's number") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device={name}: this machine has {torch.cuda.device_count()} CUDA GPUs; use device=auto or cpu")
+        raise ConfigError(
+            f"device={name}: this machine has {torch.cuda.device_count()} CUDA GPUs; use device=auto or cpu"
+        )
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ConfigError(f"device={name}: no Apple GPU here; use device=auto or cpu")
     if device.type not in ("cpu", "cuda", "mps"):

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -42,27 +43,41 @@ class TrainResult:
     metrics: dict[str, float]  # of the best checkpoint
 
 
-def train(settings: Settings, resume_from: Path | None = None, saved: dict[str, Any] | None = None, say: Say = print) -> TrainResult:
+def train(
+    settings: Settings,
+    resume_from: Path | None = None,
+    saved: dict[str, Any] | None = None,
+    say: Say = partial(print, flush=True),
+) -> TrainResult:
     """Train by the settings, from the start or from the checkpoint `saved`, which was read from `resume_from`.
 
     Raises ConfigError, DataError or CheckpointError before anything is written.
     """
     parts, state = prepare(settings, saved, say)
-    folder = resume_from.parent.parent if resume_from else create_folder(settings.project, settings.name, "train", settings.exist_ok)
+    folder = (
+        resume_from.parent.parent
+        if resume_from
+        else create_folder(settings.project, settings.name, "train", settings.exist_ok)
+    )
     (folder / "weights").mkdir(exist_ok=True)
     (folder / "settings.yaml").write_text(parts.settings.to_yaml(), encoding="utf-8")
     say(f"run       {folder}")
 
     loader = training_loader(parts.training, parts.workers, pin_memory=parts.device.type == "cuda")
     truth = ground_truth_of(parts.validation.index)
-    while state.epoch < settings.epochs and not out_of_patience(state, settings.patience):
-        start = time.perf_counter()
-        row = train_epoch(parts, state, loader, folder)
-        if settings.val:
-            row |= validate(parts, state, truth).row()
-        row["seconds"] = time.perf_counter() - start
-        record(parts, state, row, folder)
-        say(progress_line(row, state, settings.epochs))
+    try:
+        while state.epoch < settings.epochs and not out_of_patience(state, settings.patience):
+            start = time.perf_counter()
+            row = train_epoch(parts, state, loader, folder)
+            if settings.val:
+                row |= validate(parts, state, truth).row()
+            row["seconds"] = time.perf_counter() - start
+            record(parts, state, row, folder)
+            say(progress_line(row, state, settings.epochs))
+    except BaseException:
+        if state.epoch:
+            say(f"go on with: detector train resume={folder}")
+        raise
     if out_of_patience(state, settings.patience):
         say(f"stopped early: no better {FITNESS} in {settings.patience} epochs")
     return finish(parts, state, truth, folder, say)
@@ -89,7 +104,9 @@ def create_folder(project: Path, name: str | None, default: str, exist_ok: bool)
             f"{folder}: this run folder exists; choose another name=, go on with resume={folder}, or write into it with exist_ok=true"
         ) from None
     except OSError as error:
-        raise ConfigError(f"{project}: cannot make a run folder here: {error.strerror}; choose another project=") from None
+        raise ConfigError(
+            f"{project}: cannot make a run folder here: {error.strerror}; choose another project="
+        ) from None
     raise AssertionError("unreachable")
 
 
@@ -109,14 +126,23 @@ def train_epoch(parts: Parts, state: TrainState, loader: TrainingLoader, folder:
             progress = state.epoch + (window.done + window.images) / images
             rates = rates_at(parts, progress)
             micro_batches = (batch.to(parts.device) for batch in islice(batches, window.accumulate))
-            report = train_window(state, parts.criterion, window, micro_batches, rates, parts.precision, settings.clip_norm)
+            report = train_window(
+                state, parts.criterion, window, micro_batches, rates, parts.precision, settings.clip_norm
+            )
             state.done = window.done + window.images
             trained += window.images
             sums += torch.tensor(report.losses, dtype=torch.float64) * window.images
             bar.update(state.done, shown(report), rates.lr, window.accumulate, gpu_memory(parts.device))
     box, cls, dfl = (sums / max(trained, 1)).tolist()
     state.epoch, state.done = state.epoch + 1, 0
-    return {"epoch": state.epoch, "step": state.step, "box": box, "cls": cls, "dfl": dfl, "lr": rates_at(parts, state.epoch).lr}
+    return {
+        "epoch": state.epoch,
+        "step": state.step,
+        "box": box,
+        "cls": cls,
+        "dfl": dfl,
+        "lr": rates_at(parts, state.epoch).lr,
+    }
 
 
 def rates_at(parts: Parts, progress: float) -> Rates:
@@ -137,7 +163,9 @@ def wants_pictures(epoch: int, settings: Settings) -> bool:
     return epoch in (0, settings.epochs - settings.close_mosaic)
 
 
-def pictured(batches: Iterable[Batch], names: tuple[str, ...], folder: Path, epoch: int, most: int = 3) -> Iterator[Batch]:
+def pictured(
+    batches: Iterable[Batch], names: tuple[str, ...], folder: Path, epoch: int, most: int = 3
+) -> Iterator[Batch]:
     """The same batches; the first few are also drawn into the run folder."""
     for number, batch in enumerate(batches):
         if number < most:

@@ -13,7 +13,6 @@ from detector.data.augment import Augmentation
 from detector.data.dataset import TrainingSet, ValidationSet
 from detector.data.description import load_description
 from detector.data.index import Index, build_index
-from detector.data.shapes import ensure_generated
 from detector.errors import CheckpointError, ConfigError
 from detector.loss.criterion import DetectionLoss
 from detector.model.network import Network, build_network
@@ -108,10 +107,11 @@ def prepare(settings: Settings, saved: dict[str, Any] | None, say: Say) -> tuple
 def indices(settings: Settings, say: Say) -> tuple[Index, Index]:
     """The training and validation images of the settings' data set."""
     description = load_description(settings.data)
-    ensure_generated(description)
     if settings.names is not None:
         if len(settings.names) != len(description.names):
-            raise ConfigError(f"names={settings.names}: {settings.data} has {len(description.names)} classes; name each of them")
+            raise ConfigError(
+                f"names={settings.names}: {settings.data} has {len(description.names)} classes; name each of them"
+            )
         description = replace(description, names=tuple(settings.names))
     training, validation = build_index(description, "train"), build_index(description, "val")
     for split, index in (("train", training), ("val", validation)):
@@ -137,7 +137,9 @@ def freeze(network: Network, layers: int | list[int]) -> None:
     chosen = list(range(layers)) if isinstance(layers, int) else layers
     count = len(network.model)
     if chosen and max(chosen) >= count - 1:
-        raise ConfigError(f"freeze={layers}: this model has layers 0 to {count - 1}, and the last, the head, must train")
+        raise ConfigError(
+            f"freeze={layers}: this model has layers 0 to {count - 1}, and the last, the head, must train"
+        )
     for layer in chosen:
         network.model[layer].requires_grad_(False)
 
@@ -167,8 +169,12 @@ def introduce(parts: Parts, network: Network, say: Say) -> None:
     total = count_steps(images, cut, settings.epochs, parts.ramp)
     boxes = len(parts.training.index.classes)
     say(f"model     {settings.model}, {parameters:,} parameters, {len(parts.names)} classes")
-    say(f"data      {images:,} training images with {boxes:,} boxes, {len(parts.validation):,} validation images; {settings.data}")
-    say(f"device    {parts.device}, {parts.precision.name}, {parts.workers} loader processes, image size {settings.imgsz}")
+    say(
+        f"data      {images:,} training images with {boxes:,} boxes, {len(parts.validation):,} validation images; {settings.data}"
+    )
+    say(
+        f"device    {parts.device}, {parts.precision.name}, {parts.workers} loader processes, image size {settings.imgsz}"
+    )
     say(
         f"window    {cut.window} images a step = {cut.batch} a micro-batch x {cut.accumulate} accumulated x "
         f"{cut.devices} device; {-(-images // cut.window):,} steps an epoch, {total:,} in all"
@@ -178,5 +184,9 @@ def introduce(parts: Parts, network: Network, say: Say) -> None:
         f"weight decay {settings.weight_decay:g} x {cut.window}/{settings.nbs} = {settings.weight_decay * cut.window / settings.nbs:g}"
     )
     if parts.warmup:
-        growth = f", window from {cut.batch * cut.devices} to {cut.window} images" if parts.ramp and cut.accumulate > 1 else ""
+        growth = (
+            f", window from {cut.batch * cut.devices} to {cut.window} images"
+            if parts.ramp and cut.accumulate > 1
+            else ""
+        )
         say(f"warmup    {parts.warmup:g} epochs: lr from 0 to {settings.lr0:g}{growth}")

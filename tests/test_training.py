@@ -1,0 +1,243 @@
+"""Runs from the command line and from Python, on a data set of seconds."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from scenes import TINY, write_dataset
+
+import detector
+from detector.cli import main
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def common(data):
+    return [
+        f"data={data}",
+        f"model={TINY}",
+        "imgsz=64",
+        "batch=2",
+        "nbs=4",
+        "workers=0",
+        "device=cpu",
+        "plots=false",
+        "patience=0",
+    ]
+
+
+def run(*arguments):
+    """`detector` in this process: its exit status."""
+    return main([str(argument) for argument in arguments])
+
+
+def train(folder, common, name, *overrides):
+    assert run("train", *common, f"project={folder}", f"name={name}", *overrides) == 0
+    return folder / name
+
+
+def weights(folder, which="last"):
+    saved = torch.load(folder / "weights" / f"{which}.pt", weights_only=True)
+    return {**{f"model.{k}": v for k, v in saved["model"].items()}, **{f"ema.{k}": v for k, v in saved["ema"].items()}}
+
+
+def same(a, b):
+    a, b = weights(a), weights(b)
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_train_resume_val_and_predict_through_the_command_line(tmp_path, data, common):
+    """Two epochs at once; one and then, resumed, the other; and use of what came out."""
+    whole = train(tmp_path, common, "whole", "epochs=2", "plots=true")
+    for name in (
+        "settings.yaml",
+        "metrics.csv",
+        "curves.png",
+        "precision_recall.png",
+        "f1.png",
+        "confusion.png",
+        "validation.jpg",
+        "train_epoch1_batch0.jpg",
+    ):
+        assert (whole / name).stat().st_size > 0, name
+    with (whole / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["epoch"] for row in rows] == ["1", "2"]
+    assert all(float(row[key]) >= 0 for row in rows for key in ("box", "cls", "dfl", "mAP50-95", "lr"))
+
+    halves = train(tmp_path, common, "halves", "epochs=2", "save_period=1")
+    os.replace(halves / "weights" / "epoch1.pt", halves / "weights" / "last.pt")
+    assert run("train", f"resume={halves}") == 0
+    assert same(whole, halves)
+
+    command = [sys.executable, "-m", "detector"]
+    best = whole / "weights" / "best.pt"
+    shown = subprocess.run(
+        [*command, "val", best, f"data={data}", "device=cpu", f"project={tmp_path}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    row = next(line for line in shown.stdout.splitlines() if line.startswith("all"))
+    saved = torch.load(best, weights_only=True)["metrics"]
+    assert row.split()[-2:] == [f"{saved['mAP50']:.3f}", f"{saved['mAP50-95']:.3f}"]
+    shown = subprocess.run(
+        [*command, "predict", best, data.parent / "images" / "val", "conf=0.001", "device=cpu", f"project={tmp_path}", "save_txt=true"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "in 4 images" in shown.stdout
+    assert len(list((tmp_path / "predict").glob("*.jpg"))) == 4
+    assert len(list((tmp_path / "predict" / "labels").glob("*.txt"))) == 4
+
+
+def test_one_seed_gives_the_same_weights_to_the_bit_whatever_the_workers(tmp_path, common):
+    first = train(tmp_path, common, "first", "epochs=2")
+    again = train(tmp_path, common, "again", "epochs=2")
+    workers = train(tmp_path, common, "workers", "epochs=2", "workers=2")
+    other = train(tmp_path, common, "other", "epochs=2", "seed=1")
+    assert same(first, again)
+    assert same(first, workers)
+    assert not same(first, other)
+
+
+def test_a_run_does_not_depend_on_how_its_windows_are_cut(tmp_path, common):
+    """Two epochs at 8 a step with BatchNorm frozen: the same weights for every micro-batch, to rounding."""
+    exact = ["epochs=2", "nbs=8", "freeze_bn=true", "amp=fp32", "accumulate_warmup=false", "optimizer=SGD", "lr0=0.01"]
+    whole = weights(train(tmp_path, common, "b8", *exact, "batch=8"))
+    for batch in (4, 2, 1):
+        cut = weights(train(tmp_path, common, f"b{batch}", *exact, f"batch={batch}"))
+        for key, value in whole.items():
+            if value.dtype.is_floating_point:
+                torch.testing.assert_close(cut[key], value, rtol=1e-4, atol=1e-6)
+
+
+def test_training_learns(tmp_path, common):
+    folder = train(tmp_path, common, "learns", "epochs=12", "lr0=0.01", "mosaic=0", "val=false")
+    with (folder / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    total = [sum(float(row[key]) for key in ("box", "cls", "dfl")) for row in rows]
+    assert total[-1] < 0.8 * total[0]
+
+
+def test_python_trains_loads_and_predicts(tmp_path, data):
+    result = detector.train(
+        data=data, model=str(TINY), imgsz=64, batch=4, epochs=1, workers=0, device="cpu", project=tmp_path, plots=False
+    )
+    assert result.folder == tmp_path / "train"
+    assert {"mAP50-95", "mAP50", "precision", "recall"} <= result.metrics.keys()
+    model = detector.load(result.best, device="cpu")
+    assert model.names == ("square", "disc")
+    files = sorted((data.parent / "images" / "val").iterdir())
+    by_path = model.predict(files, conf=0.0)
+    arrays = [cv2.cvtColor(cv2.imread(str(file)), cv2.COLOR_BGR2RGB) for file in files]
+    by_array = model.predict(arrays, conf=0.0)
+    one_by_one = [model.predict(file, conf=0.0, batch=1)[0] for file in files]
+    assert len(by_path) == len(files)
+    for a, b, c, file in zip(by_path, by_array, one_by_one, files, strict=True):
+        assert a.path == file
+        assert a.boxes.shape == (len(a.scores), 4)
+        assert len(a) > 0
+        np.testing.assert_array_equal(a.boxes, b.boxes)
+        np.testing.assert_allclose(a.scores, c.scores, atol=0.02)  # another batch size rounds differently in bf16
+        assert (a.boxes >= 0).all()
+        assert (a.boxes <= 64).all()
+        assert (np.diff(a.scores) <= 0).all()
+
+
+def test_weights_of_a_run_start_another(tmp_path, common, capsys):
+    first = train(tmp_path, common, "first", "epochs=1")
+    train(tmp_path, common, "second", "epochs=1", f"weights={first / 'weights' / 'best.pt'}", "freeze=2")
+    assert "tensors" in capsys.readouterr().out
+    start, end = weights(first, "best"), weights(tmp_path / "second")
+    assert torch.equal(start["ema.model.0.conv.weight"], end["model.model.0.conv.weight"])
+    assert torch.equal(start["ema.model.1.bn.running_mean"], end["model.model.1.bn.running_mean"])
+    assert not torch.equal(start["ema.model.2.cv1.conv.weight"], end["model.model.2.cv1.conv.weight"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data=nothing.yaml"], "nothing.yaml"),
+        (["model=v12n"], "v11n"),
+        (["epoch=3"], "Did you mean 'epochs'?"),
+        (["imgsz=100"], "multiple of 32"),
+        (["device=7"], "device=7"),
+        (["weights=nothing.pt"], "nothing.pt: no such checkpoint"),
+        (["freeze=99"], "the head, must train"),
+        (["names=[one]"], "2 classes"),
+        (["resume=nowhere"], "nowhere: no such checkpoint"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_mistake_is_one_clear_line_and_leaves_no_run(tmp_path, common, capsys, overrides, message):
+    assert run("train", *common, "epochs=1", f"project={tmp_path / 'runs'}", *overrides) == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error
+    assert "\n" not in error
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_label_mistake_is_found_before_anything_is_written(tmp_path, capsys):
+    data = write_dataset(tmp_path / "bad")
+    label = data.parent / "labels" / "train" / "001.txt"
+    label.write_text("5 0.5 0.5 0.1 0.1\n")
+    assert run("train", f"data={data}", f"model={TINY}", f"project={tmp_path / 'runs'}") == 2
+    assert f"{label}:1:" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_existing_run_is_not_written_into(tmp_path, common, capsys):
+    folder = train(tmp_path, common, "mine", "epochs=1")
+    before = (folder / "weights" / "last.pt").read_bytes()
+    assert run("train", *common, f"project={tmp_path}", "name=mine", "epochs=1") == 2
+    assert f"resume={folder}" in capsys.readouterr().err
+    assert (folder / "weights" / "last.pt").read_bytes() == before
+    assert run("train", f"resume={folder}", "lr0=0.5") == 2
+    assert "'lr0' cannot change" in capsys.readouterr().err
+    assert run("train", f"resume={folder / 'weights' / 'best.pt'}") == 2
+    assert "weights only" in capsys.readouterr().err
+
+
+def test_weights_of_other_classes_are_refused_for_a_measurement(tmp_path, common, capsys):
+    folder = train(tmp_path, common, "mine", "epochs=1")
+    other = write_dataset(tmp_path / "other")
+    other.write_text(other.read_text().replace("- disc", "- disc\n- cross"))
+    assert run("val", folder / "weights" / "best.pt", f"data={other}") == 2
+    assert "3 classes" in capsys.readouterr().err
+
+
+def test_a_missing_source_is_named(tmp_path, common, capsys):
+    folder = train(tmp_path, common, "mine", "epochs=1")
+    assert run("predict", folder / "weights" / "best.pt", tmp_path / "no*.jpg", f"project={tmp_path}") == 2
+    assert "no image there" in capsys.readouterr().err
+    assert not (tmp_path / "predict").exists()
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_end_a_run_with_their_status(tmp_path, common, number, status):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "detector", "train", *common, "epochs=500", "workers=2", f"project={tmp_path}", "name=run"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    last = tmp_path / "run" / "weights" / "last.pt"
+    deadline = time.monotonic() + 120
+    while not last.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(number)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == status
+    assert "Traceback" not in error
+    assert torch.load(last, weights_only=True)["epoch"] >= 1
