@@ -23,11 +23,11 @@ def refusal(file, *overrides, cls=Settings):
 
 def test_defaults_are_those_that_users_know():
     settings = load_settings(Settings, None, ["data=d.yaml"])
-    known = {"epochs": 100, "batch": 16, "imgsz": 640, "nbs": 64, "lr0": 0.01, "lrf": 0.01, "momentum": 0.937, "weight_decay": 0.0005,
-             "warmup_epochs": 3.0, "warmup_momentum": 0.8, "warmup_bias_lr": 0.1, "box": 7.5, "cls": 0.5, "dfl": 1.5, "hsv_h": 0.015,
-             "hsv_s": 0.7, "hsv_v": 0.4, "translate": 0.1, "scale": 0.5, "fliplr": 0.5, "mosaic": 1.0, "close_mosaic": 10,
-             "patience": 100, "seed": 0}  # fmt: skip
-    assert {key: getattr(settings, key) for key in known} == known
+    known = """epochs 100, batch 16, imgsz 640, nbs 64, lr0 0.01, lrf 0.01, momentum 0.937, weight_decay 0.0005,
+        warmup_epochs 3, warmup_momentum 0.8, warmup_bias_lr 0.1, box 7.5, cls 0.5, dfl 1.5, hsv_h 0.015, hsv_s 0.7,
+        hsv_v 0.4, translate 0.1, scale 0.5, fliplr 0.5, mosaic 1, close_mosaic 10, patience 100, seed 0"""
+    for key, value in (pair.split() for pair in known.split(",")):
+        assert getattr(settings, key) == float(value), key
 
 
 def test_overrides_are_yaml_and_win_over_the_file(tmp_path):

@@ -88,16 +88,16 @@ def test_no_label_belongs_to_a_shape_that_is_hidden():
             above = np.zeros_like(mask)
             for _, other in kept[position + 1 :]:
                 above |= other
-            assert (mask & ~above).sum() >= 0.4 * mask.sum()
+            assert (mask & ~above).sum() >= (1 - shapes.MAX_HIDDEN) * mask.sum()
     assert removed > 0
 
 
 def test_all_classes_and_many_sizes_occur():
     scenes = [shapes.draw_scene(256, 0, 0, number) for number in range(60)]
     counts = np.bincount(np.concatenate([scene.classes for scene in scenes]), minlength=4)
-    assert counts.min() > 40
+    assert counts.min() > 30
     sides = np.concatenate([scene.boxes_xyxy[:, 2] - scene.boxes_xyxy[:, 0] for scene in scenes])
-    assert sides.min() < 24
+    assert sides.min() < 32
     assert sides.max() > 80
 
 

@@ -94,10 +94,9 @@ def test_train_resume_val_and_predict_through_the_command_line(tmp_path, data, c
     row = next(line for line in shown.stdout.splitlines() if line.startswith("all"))
     saved = torch.load(best, weights_only=True)["metrics"]
     assert row.split()[-2:] == [f"{saved['mAP50']:.3f}", f"{saved['mAP50-95']:.3f}"]
-    shown = subprocess.run(
-        [*command, "predict", best, data.parent / "images" / "val", "conf=0.001", "device=cpu", f"project={tmp_path}", "save_txt=true"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    options = ["conf=0.001", "device=cpu", f"project={tmp_path}", "save_txt=true"]
+    images = data.parent / "images" / "val"
+    shown = subprocess.run([*command, "predict", best, images, *options], capture_output=True, text=True, check=True)
     assert "in 4 images" in shown.stdout
     assert len(list((tmp_path / "predict").glob("*.jpg"))) == 4
     assert len(list((tmp_path / "predict" / "labels").glob("*.txt"))) == 4
@@ -228,10 +227,9 @@ def test_a_missing_source_is_named(tmp_path, common, capsys):
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_end_a_run_with_their_status(tmp_path, common, number, status):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "detector", "train", *common, "epochs=500", "workers=2", f"project={tmp_path}", "name=run"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "detector", "train", *common, "epochs=500", "workers=2"]
+    command += [f"project={tmp_path}", "name=run"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     last = tmp_path / "run" / "weights" / "last.pt"
     deadline = time.monotonic() + 120
     while not last.exists() and time.monotonic() < deadline:

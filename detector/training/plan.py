@@ -1,8 +1,8 @@
 """Which images make which optimizer step, and how a step is cut: pure functions, no torch.
 
 A window is the images of one optimizer step over all devices. It is a value, planned before anything runs; nowhere
-does a counter modulo `accumulate` decide when to step. Windows never straddle an epoch, no image is dropped or repeated,
-none is larger than nominal and none is a runt.
+does a counter modulo `accumulate` decide when to step. Windows never straddle an epoch, no image is dropped or
+repeated, none is larger than nominal and none is a runt.
 """
 
 from collections.abc import Iterator, Sequence
@@ -78,9 +78,10 @@ def ramped(cut: Cut, progress: float, warmup: float) -> Cut:
 
 
 def split(samples: Sequence[int], batch: int, devices: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """A window's samples as devices x micro-batches: each device's share, and each micro-batch of it, as even as they go.
+    """A window's samples as devices x micro-batches.
 
-    Every device gets equally many micro-batches, none larger than `batch`.
+    The devices' shares are as even as they go, and so are the micro-batches of a share. Every device gets equally many
+    micro-batches, none larger than `batch`.
     """
     shares = spread(len(samples), devices)
     micro_batches = -(-shares[0] // batch)

@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -43,11 +42,16 @@ class TrainResult:
     metrics: dict[str, float]  # of the best checkpoint
 
 
+def say_now(text: str) -> None:
+    """Print at once, also into a file or a pipe."""
+    print(text, flush=True)
+
+
 def train(
     settings: Settings,
     resume_from: Path | None = None,
     saved: dict[str, Any] | None = None,
-    say: Say = partial(print, flush=True),
+    say: Say = say_now,
 ) -> TrainResult:
     """Train by the settings, from the start or from the checkpoint `saved`, which was read from `resume_from`.
 
@@ -101,7 +105,8 @@ def create_folder(project: Path, name: str | None, default: str, exist_ok: bool)
                 return folder
     except FileExistsError:
         raise ConfigError(
-            f"{folder}: this run folder exists; choose another name=, go on with resume={folder}, or write into it with exist_ok=true"
+            f"{folder}: this run folder exists; choose another name=, go on with resume={folder}, "
+            "or write into it with exist_ok=true"
         ) from None
     except OSError as error:
         raise ConfigError(

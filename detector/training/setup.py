@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -68,8 +67,7 @@ def prepare(settings: Settings, saved: dict[str, Any] | None, say: Say) -> tuple
     network = network.to(device)
     if device.type != "mps":  # measured to help on CPUs and on GPUs with tensor cores
         network = network.to(memory_format=torch.channels_last)
-    decay = settings.weight_decay * cut.window / settings.nbs
-    optimizer = build_optimizer(network, choice, decay)
+    optimizer = build_optimizer(network, choice, weight_decay(settings, cut))
     state = TrainState(network, Ema(network), optimizer, precision.scaler())
     if saved is not None:
         restore(state, saved, names)
@@ -166,27 +164,23 @@ def introduce(parts: Parts, network: Network, say: Say) -> None:
     """Print what was chosen, as arithmetic where it is arithmetic."""
     settings, cut, images = parts.settings, parts.cut, len(parts.training)
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    total = count_steps(images, cut, settings.epochs, parts.ramp)
+    steps, total = -(-images // cut.window), count_steps(images, cut, settings.epochs, parts.ramp)
     boxes = len(parts.training.index.classes)
+    decay = f"{settings.weight_decay:g} x {cut.window}/{settings.nbs} = {weight_decay(settings, cut):g}"
     say(f"model     {settings.model}, {parameters:,} parameters, {len(parts.names)} classes")
-    say(
-        f"data      {images:,} training images with {boxes:,} boxes, {len(parts.validation):,} validation images; {settings.data}"
-    )
-    say(
-        f"device    {parts.device}, {parts.precision.name}, {parts.workers} loader processes, image size {settings.imgsz}"
-    )
+    say(f"data      {images:,} images with {boxes:,} boxes, {len(parts.validation):,} for validation; {settings.data}")
+    say(f"device    {parts.device}, {parts.precision.name}, {parts.workers} loader processes, imgsz {settings.imgsz}")
     say(
         f"window    {cut.window} images a step = {cut.batch} a micro-batch x {cut.accumulate} accumulated x "
-        f"{cut.devices} device; {-(-images // cut.window):,} steps an epoch, {total:,} in all"
+        f"{cut.devices} device; {steps:,} steps an epoch, {total:,} in all"
     )
-    say(
-        f"optimizer {settings.optimizer}, lr0 {settings.lr0:g}, momentum {settings.momentum:g}, "
-        f"weight decay {settings.weight_decay:g} x {cut.window}/{settings.nbs} = {settings.weight_decay * cut.window / settings.nbs:g}"
-    )
+    say(f"optimizer {settings.optimizer}, lr0 {settings.lr0:g}, momentum {settings.momentum:g}, weight decay {decay}")
     if parts.warmup:
-        growth = (
-            f", window from {cut.batch * cut.devices} to {cut.window} images"
-            if parts.ramp and cut.accumulate > 1
-            else ""
-        )
+        ramp = parts.ramp and cut.accumulate > 1
+        growth = f", window from {cut.batch * cut.devices} to {cut.window} images" if ramp else ""
         say(f"warmup    {parts.warmup:g} epochs: lr from 0 to {settings.lr0:g}{growth}")
+
+
+def weight_decay(settings: Settings, cut: Cut) -> float:
+    """The decay of a step, which follows the images in it."""
+    return settings.weight_decay * cut.window / settings.nbs

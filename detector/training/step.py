@@ -1,8 +1,8 @@
 """THE HEART: one window in, one update out.
 
 A step is the gradient of one big batch, however the batch is cut. The loss of a window of n images is n * S / N: S the
-terms summed over its images, N its target weight. N carries no gradient, so the gradients of the micro-batches' sums add
-up exactly, and one multiplication at the end, when N is known over all micro-batches and ranks, makes the step's
+terms summed over its images, N its target weight. N carries no gradient, so the gradients of the micro-batches' sums
+add up exactly, and one multiplication at the end, when N is known over all micro-batches and ranks, makes the step's
 gradient. Dividing earlier, by each micro-batch's own N, is what makes accumulation approximate elsewhere.
 
 Accumulate 1, one GPU, many GPUs, CPU, fp16, bf16 and fp32 run through the same lines.
