@@ -61,8 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     previous = signal.signal(signal.SIGTERM, _terminate)
     try:
         command = importlib.import_module(f"detector.commands.{options.command}")
-        command.run(options)
-        return 0
+        return command.run(options)
     except DetectorError as error:
         if options.debug:
             traceback.print_exc()

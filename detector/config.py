@@ -36,7 +36,11 @@ class ModelKeys(Group):
     freeze: Annotated[
         int | list[int], Field(description="the first N layers, or a list of layers, stay as they are")
     ] = 0
-    freeze_bn: Annotated[bool, Field(description="BatchNorm uses its running statistics and leaves them alone")] = False
+    bn: Annotated[
+        Literal["batch", "sync", "frozen", "renorm"],
+        Field(description="BatchNorm: by micro-batch, over devices, by running statistics, or renormalised"),
+    ] = "batch"
+    freeze_bn: Annotated[bool, Field(description="short for bn: frozen")] = False
 
     @field_validator("freeze")
     @classmethod
@@ -75,7 +79,9 @@ class DataKeys(Group):
 
 
 class DeviceKeys(Group):
-    device: Annotated[str | int, Field(description="auto, cpu, or a GPU: 0, cuda:0, mps")] = "auto"
+    device: Annotated[str | int | list[int], Field(description="auto, cpu, a GPU: 0, or several: '0,1', cpu:2")] = (
+        "auto"
+    )
     amp: Annotated[
         Literal["auto", "fp32", "bf16", "fp16"], Field(description="precision of the network's arithmetic")
     ] = "auto"
@@ -92,6 +98,15 @@ class StepKeys(Group):
     warmup_epochs: NotNegative = 3.0
     warmup_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.8
     warmup_bias_lr: NotNegative = 0.1
+    nbs_scope: Annotated[Literal["total", "device"], Field(description="whether nbs is the run's or each device's")] = (
+        "total"
+    )
+    scale_lr: Annotated[
+        Literal["none", "linear", "sqrt"], Field(description="how lr0 grows with windows larger than nbs")
+    ] = "linear"
+    normalize: Annotated[
+        Literal["window", "micro"], Field(description="losses per window (exact), or per micro-batch, to compare")
+    ] = "window"
     accumulate_warmup: Annotated[bool, Field(description="ramp the window from one micro-batch during warmup")] = True
     clip_norm: Annotated[Positive, Field(description="largest norm of a step's gradient")] = 10.0
 
@@ -139,7 +154,14 @@ class Settings(ModelKeys, DataKeys, DeviceKeys, StepKeys, LossKeys, AugmentKeys,
     def whole(self) -> "Settings":
         if self.data is None and self.resume is None:
             raise ValueError("'data' is missing: name the data set's YAML, for example data=datasets/shapes.yaml")
+        if self.freeze_bn and self.bn not in ("batch", "frozen"):
+            raise ValueError(f"freeze_bn=true is short for bn=frozen and contradicts bn={self.bn}; keep one")
         return self
+
+    @property
+    def norm(self) -> str:
+        """The kind of BatchNorm, with the short form resolved."""
+        return "frozen" if self.freeze_bn else self.bn
 
     def warmup(self) -> float:
         """Epochs of warmup: never more than all but the last."""

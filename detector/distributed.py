@@ -1,10 +1,29 @@
-"""Rank, world size and sums over ranks. Without a process group every function is the no-op of a run on one device."""
+"""Rank, world size, sums over ranks and the launcher. Without a process group all of it is the no-op of one device."""
 
-from contextlib import AbstractContextManager, nullcontext
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+Value = TypeVar("Value")
+
+
+def launched() -> bool:
+    """Whether torchrun (or `launch`) started this process as one of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def local_rank() -> int:
+    """This process's number on its machine."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def active() -> bool:
@@ -24,6 +43,41 @@ def is_main() -> bool:
     return rank() == 0
 
 
+@contextmanager
+def process_group(device: torch.device) -> Iterator[None]:
+    """The processes that torchrun started, joined for the time of the context; nothing where there is only one."""
+    if not launched() or active():
+        yield
+        return
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def parallel(network: nn.Module, device: torch.device) -> nn.Module:
+    """The network, wrapped so that a backward pass adds gradients over ranks where there are several.
+
+    Buffers are not broadcast: `average_over_ranks` keeps the norm layers' statistics equal instead.
+    """
+    if not active():
+        return network
+    devices = [device] if device.type == "cuda" else None
+    with warnings.catch_warnings():  # newer releases would rename broadcast_buffers, older ones know no other name
+        warnings.simplefilter("ignore", FutureWarning)
+        return DistributedDataParallel(
+            network, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True
+        )
+
+
+def gradient_sync(model: nn.Module, enabled: bool) -> AbstractContextManager[None]:
+    """A context in which a backward pass averages gradients over ranks (enabled) or keeps them local."""
+    if enabled or not isinstance(model, DistributedDataParallel):
+        return nullcontext()
+    return model.no_sync()
+
+
 def sum_over_ranks(values: Tensor) -> Tensor:
     """`values` added up over all ranks, in place, the same on each; every rank must call it."""
     if active():
@@ -31,8 +85,51 @@ def sum_over_ranks(values: Tensor) -> Tensor:
     return values
 
 
-def gradient_sync(network: nn.Module, enabled: bool) -> AbstractContextManager[None]:
-    """A context in which a backward pass adds gradients over ranks (enabled) or keeps them local."""
-    if enabled or not isinstance(network, DistributedDataParallel):
-        return nullcontext()
-    return network.no_sync()
+@torch.no_grad()
+def average_over_ranks(tensors: Sequence[Tensor]) -> None:
+    """Replace each floating tensor by its mean over all ranks, in one reduction; every rank must call it."""
+    if active() and tensors:
+        flat = sum_over_ranks(torch.cat([tensor.flatten() for tensor in tensors])) / world_size()
+        parts = flat.split([tensor.numel() for tensor in tensors])
+        torch._foreach_copy_(list(tensors), [part.view_as(one) for part, one in zip(parts, tensors, strict=True)])
+
+
+def from_main(value: Value) -> Value:
+    """The main process's `value`, on every rank."""
+    if not active():
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def gather(value: Value) -> list[Value]:
+    """Every rank's `value`, by rank, on every rank."""
+    if not active():
+        return [value]
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def fail_together(error: Exception | None) -> None:
+    """Raise on every rank when any rank has an error, so that none waits for one that is gone."""
+    errors = [one for one in gather(error) if one is not None]
+    if errors:
+        raise error or errors[0]
+
+
+def launch(processes: int, arguments: Sequence[str]) -> int:
+    """Run `detector ARGUMENTS` as that many processes on this machine under torchrun's launcher; returns the status."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import get_args_parser, run
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # its tables say no more than we do
+    os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // processes, 1)))
+    options = ["--standalone", f"--nproc-per-node={processes}", f"--log-dir={tempfile.gettempdir()}"]
+    try:
+        run(get_args_parser().parse_args([*options, "-m", "detector", *arguments]))
+    except ChildFailedError as error:
+        status = error.get_first_failure()[1].exitcode
+        return status if status > 0 else 128 - status  # a negative one is the signal that ended it
+    return 0

@@ -4,7 +4,17 @@ import itertools
 
 import pytest
 
-from detector.training.plan import Cut, count_steps, epoch_windows, next_window, nominal_cut, ramped, split, spread
+from detector.training.plan import (
+    Cut,
+    count_steps,
+    epoch_windows,
+    lr_factor,
+    next_window,
+    nominal_cut,
+    ramped,
+    split,
+    spread,
+)
 
 
 @pytest.mark.parametrize(
@@ -24,6 +34,30 @@ def test_accumulate_is_nbs_over_batch_and_devices(nbs, batch, devices, accumulat
     cut = nominal_cut(nbs, batch, devices)
     assert cut.accumulate == accumulate
     assert cut.window == batch * accumulate * devices
+
+
+@pytest.mark.parametrize(
+    ("batch", "devices", "nbs", "per_device", "window", "factor"),
+    [
+        (16, 1, 64, False, 64, 1),
+        (24, 1, 64, False, 72, 1),  # rounding alone scales nothing
+        (16, 4, 64, False, 64, 1),
+        (4, 4, 128, False, 128, 1),
+        (4, 4, 32, True, 128, 4),
+        (16, 8, 64, False, 128, 2),
+        (128, 1, 64, False, 128, 2),
+        (256, 4, 64, False, 1024, 16),
+        (16, 1, 64, True, 64, 1),
+        (16, 2, 64, True, 128, 2),
+        (1, 1, 64, False, 64, 1),
+    ],
+)
+def test_lr_grows_only_with_windows_beyond_nominal(batch, devices, nbs, per_device, window, factor):
+    cut = nominal_cut(nbs, batch, devices, per_device)
+    assert cut.window == window
+    assert lr_factor(cut, nbs, "linear", per_device) == factor
+    assert lr_factor(cut, nbs, "sqrt", per_device) == pytest.approx(factor**0.5)
+    assert lr_factor(cut, nbs, "none", per_device) == 1
 
 
 def test_halves_round_up_and_not_to_even():

@@ -1,21 +1,24 @@
 """The promise the project is named for: a window's update is that of one big batch, however the window is cut."""
 
 import copy
+import math
+from typing import NamedTuple
 
 import pytest
 import torch
 from scenes import TINY, cut_batch, random_batch
 
-from detector.loss.criterion import DetectionLoss
+from detector.loss.criterion import BranchLoss, DetectionLoss
 from detector.model.network import build_network
 from detector.training.ema import Ema
+from detector.training.normalise import RULES
+from detector.training.norms import set_modes
 from detector.training.optim import Choice, Rates, build_optimizer
 from detector.training.plan import Window
 from detector.training.precision import Precision
 from detector.training.schedule import ema_decay
-from detector.training.setup import set_modes
 from detector.training.state import TrainState
-from detector.training.step import train_window
+from detector.training.step import StepRules, train_window
 
 FP32 = Precision("fp32", "cpu")
 RATES = Rates(0.01, 0.01, 0.9)
@@ -27,6 +30,7 @@ class Double:
     def __init__(self, batch):
         self.batch = batch
         self.boxes_xyxy, self.classes, self.image_index = batch.boxes_xyxy, batch.classes, batch.image_index
+        self.samples = batch.samples
 
     def network_input(self):
         return self.batch.network_input(torch.float64)
@@ -37,12 +41,12 @@ def new_state(dtype=torch.float32, momentum=0.9):
     with torch.no_grad():  # predictions that overlap the boxes, so that every term has a gradient
         for branch in network.head.cv3:
             branch[-1].bias.fill_(-1.0)
-    set_modes(network, freeze_bn=True)
+    set_modes(network, freeze_norms=True)
     optimizer = build_optimizer(network, Choice("SGD", 0.01, momentum, 0.1), decay=0.0005)
     return TrainState(network, Ema(network), optimizer, FP32.scaler())
 
 
-def step_of(batch, sizes, dtype=torch.float64, clip_norm=10.0, state=None, scaler=None):
+def step_of(batch, sizes, dtype=torch.float64, clip_norm=10.0, state=None, scaler=None, normalise="window"):
     """Train one window, cut into micro-batches of these sizes; returns the state and the report."""
     state = state or new_state(dtype)
     if scaler is not None:
@@ -52,7 +56,8 @@ def step_of(batch, sizes, dtype=torch.float64, clip_norm=10.0, state=None, scale
     samples = tuple(tuple(int(sample) for sample in micro.samples) for micro in micro_batches)
     if dtype == torch.float64:
         micro_batches = [Double(micro) for micro in micro_batches]
-    report = train_window(state, criterion, Window(0, 0, (samples,)), micro_batches, RATES, FP32, clip_norm)
+    rules = StepRules(criterion, FP32, RULES[normalise], clip_norm)
+    report = train_window(state, state.network, rules, Window(0, 0, (samples,)), micro_batches, RATES)
     return state, report
 
 
@@ -92,15 +97,14 @@ def test_fp32_gradient_differs_by_rounding_only():
     assert relative(gradient(cut), gradient(whole)) < 1e-5
 
 
-def test_dividing_each_micro_batch_by_its_own_weight_would_not_be_the_large_batch():
-    """The test above can fail: the usual accumulation is far from the large batch on the same windows."""
+def test_normalising_by_micro_batch_is_the_sum_of_their_own_steps_and_not_the_large_batch():
+    """`normalize: micro` is what others do; on the same windows the test above would fail with it."""
     batch = random_batch(WINDOWS["uneven"])
     whole, _ = step_of(batch, [8], clip_norm=1e9)
-    classic = torch.zeros_like(gradient(whole))
-    for micro in cut_batch(batch, [2, 2, 2, 2]):
-        part, _ = step_of(micro, [2], clip_norm=1e9)
-        classic += gradient(part)
-    assert relative(classic, gradient(whole)) > 0.01
+    micro, _ = step_of(batch, [2, 2, 2, 2], clip_norm=1e9, normalise="micro")
+    parts = [gradient(step_of(part, [2], clip_norm=1e9)[0]) for part in cut_batch(batch, [2, 2, 2, 2])]
+    assert relative(gradient(micro), sum(parts)) < 1e-10
+    assert relative(gradient(micro), gradient(whole)) > 0.01
 
 
 def test_gradient_is_images_times_that_of_the_mean_loss():
@@ -188,6 +192,93 @@ def test_frozen_batchnorm_keeps_its_statistics():
     before = copy.deepcopy(state.network.model[0].bn.running_mean)
     step_of(random_batch(WINDOWS["even"]), [4, 4], torch.float32, state=state)
     assert torch.equal(before, state.network.model[0].bn.running_mean)
-    set_modes(state.network, freeze_bn=False)
+    set_modes(state.network, freeze_norms=False)
     step_of(random_batch(WINDOWS["even"]), [4, 4], torch.float32, state=state)
     assert not torch.equal(before, state.network.model[0].bn.running_mean)
+
+
+def test_the_scale_of_the_backward_pass_cancels_to_the_bit():
+    """It follows the last window's weight, a power of two: a resumed run need not know it to go on bit for bit."""
+    batch = random_batch(WINDOWS["uneven"])
+    states = []
+    for scale in (1.0, 64.0, 4096.0):
+        state = new_state()
+        state.loss_scale = scale
+        states.append(step_of(batch, [4, 4], torch.float32, state=state)[0])
+    assert torch.equal(gradient(states[0]), gradient(states[1]))
+    assert torch.equal(gradient(states[0]), gradient(states[2]))
+    weight = step_of(batch, [4, 4], torch.float32)[1].weight
+    assert states[0].loss_scale == 2 ** round(math.log2(weight))
+
+
+def test_fp16_overflows_no_sooner_than_with_a_mean():
+    """With 64 crowded images the sum is thousands of times the mean: the largest gradient of the backward pass of a
+    sum must not exceed that of the usual mean (times the micro-batch's images)."""
+    batch = random_batch([40] * 64, size=64)
+    largest = {}
+    for name in ("sum", "mean"):
+        state = new_state()
+        seen = []
+        for module in state.network.modules():
+            if isinstance(module, torch.nn.Conv2d):
+                module.register_full_backward_hook(
+                    lambda module, into, out: seen.extend(float(g.abs().max()) for g in (*into, *out) if g is not None)
+                )
+        if name == "sum":
+            step_of(batch, [16] * 4, torch.float32)  # any state: only its scale after a step is wanted
+            state.loss_scale = step_of(batch, [16] * 4, torch.float32)[0].loss_scale
+        step_of(batch, [16] * 4, torch.float32, state=state, normalise="window" if name == "sum" else "micro")
+        largest[name] = max(seen)
+    assert largest["sum"] <= largest["mean"]
+
+
+class TwoHeads(torch.nn.Module):
+    """A toy with a trunk and two heads, the second on detached features: branches of their own weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.many, self.one = (torch.nn.Linear(3, 3).double() for _ in range(3))
+
+    def forward(self, images):
+        features = self.trunk(images)
+        return self.many(features), self.one(features.detach())
+
+    def branches(self):
+        return [[*self.trunk.parameters(), *self.many.parameters()], list(self.one.parameters())]
+
+
+class ToyBatch(NamedTuple):
+    rows: torch.Tensor
+    samples: torch.Tensor
+
+    def network_input(self):
+        return self.rows
+
+
+def toy_criterion(predictions, batch):
+    """Weights that differ from row to row, and between the branches."""
+    weights = batch.rows.detach().abs().sum(dim=1), batch.rows.detach().square().sum(dim=1)
+    sums = [(prediction.square().sum(dim=1) * w).sum() for prediction, w in zip(predictions, weights, strict=True)]
+    return tuple(
+        BranchLoss(total, weight.sum(), total.detach().repeat(3)) for total, weight in zip(sums, weights, strict=True)
+    )
+
+
+@pytest.mark.parametrize("sizes", [[8], [4, 4], [5, 2, 1]], ids=str)
+def test_each_branch_is_scaled_by_its_own_weight(sizes):
+    rows = torch.randn(8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = TwoHeads()
+    optimizer = build_optimizer(network, Choice("SGD", 0.01, 0.9, 0.1), decay=0.0)
+    state = TrainState(network, Ema(network), optimizer, FP32.scaler())
+    micro_batches = [ToyBatch(part, torch.arange(len(part))) for part in rows.split(sizes)]
+    window = Window(0, 0, (tuple(tuple(range(size)) for size in sizes),))
+    train_window(state, network, StepRules(toy_criterion, FP32, RULES["window"], 1e9), window, micro_batches, RATES)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        fresh = TwoHeads()
+    loss = sum(8 * branch.total / branch.weight for branch in toy_criterion(fresh(rows), ToyBatch(rows, rows)))
+    loss.backward()
+    for ours, theirs in zip(network.parameters(), fresh.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-12, atol=1e-12)

@@ -11,7 +11,7 @@ from detector.training.checkpoint import load
 from detector.training.run import create_folder
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> int:
     sources = [word for word in options.arguments if "=" not in word or Path(word).exists()]
     settings = load_settings(PredictSettings, None, [word for word in options.arguments if word not in sources])
     if not sources:
@@ -31,6 +31,7 @@ def run(options: argparse.Namespace) -> None:
         print(f"{result.path}: {result.summary()}")
         images, objects = images + 1, objects + len(result)
     print(f"{objects} objects in {images} images; pictures in {folder}")
+    return 0
 
 
 def free_path(path: Path) -> Path:

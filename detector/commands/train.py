@@ -7,22 +7,30 @@ from typing import Any
 
 import yaml
 
+from detector import distributed
 from detector.config import Settings, load_settings, validated
 from detector.errors import ConfigError
 from detector.training import checkpoint
 from detector.training import run as training_run
+from detector.training.precision import choose_devices
 from detector.training.run import TrainResult
 
 CHANGEABLE = {"device", "workers", "cache", "patience", "save_period", "plots"}
 
 
-def run(options: argparse.Namespace) -> None:
-    """The command: an optional config file, then overrides."""
+def run(options: argparse.Namespace) -> int:
+    """The command: an optional config file, then overrides. Several devices are several processes of it."""
     words = list(options.arguments)
-    file = Path(words.pop(0)) if words and "=" not in words[0] else None
-    if file is None and not words:
+    file = Path(words[0]) if words and "=" not in words[0] else None
+    overrides = words[1:] if file else words
+    if not words:
         raise ConfigError("name a config file, or at least data=...: detector train configs/quickstart.yaml")
-    start(file, words)
+    settings, path, saved = read(file, overrides)
+    processes = len(choose_devices(settings.device))
+    if processes > 1 and not distributed.launched():
+        return distributed.launch(processes, ["train", *words, *(["--debug"] if options.debug else [])])
+    training_run.train(settings, path, saved)
+    return 0
 
 
 def train(config: str | Path | None = None, **settings: Any) -> TrainResult:
@@ -32,13 +40,17 @@ def train(config: str | Path | None = None, **settings: Any) -> TrainResult:
     CheckpointError, all ValueErrors, for what the caller can mend.
     """
     overrides = [f"{key}={yaml.safe_dump(_plain(value), default_flow_style=True)}" for key, value in settings.items()]
-    return start(Path(config) if config is not None else None, overrides)
+    chosen, path, saved = read(Path(config) if config is not None else None, overrides)
+    if len(choose_devices(chosen.device)) > 1 and not distributed.launched():
+        raise ConfigError(f"device={chosen.device}: from Python, start one process a device with torchrun")
+    return training_run.train(chosen, path, saved)
 
 
-def start(file: Path | None, overrides: Sequence[str]) -> TrainResult:
+def read(file: Path | None, overrides: Sequence[str]) -> tuple[Settings, Path | None, dict[str, Any] | None]:
+    """The settings of a run and, where it goes on from one, its checkpoint's path and contents."""
     settings = load_settings(Settings, file, overrides)
     if settings.resume is None:
-        return training_run.train(settings)
+        return settings, None, None
     path = checkpoint.locate(settings.resume)
     saved = checkpoint.read(path)
     if "optimizer" not in saved:
@@ -46,7 +58,7 @@ def start(file: Path | None, overrides: Sequence[str]) -> TrainResult:
         raise ConfigError(
             f"resume={path}: holds weights only; resume from {last}, or start a new run with weights={path}"
         )
-    return training_run.train(resumed(settings, saved, path), path, saved)
+    return resumed(settings, saved, path), path, saved
 
 
 def resumed(settings: Settings, saved: dict[str, Any], path: Path) -> Settings:

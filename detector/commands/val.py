@@ -18,7 +18,7 @@ from detector.training.run import create_folder
 from detector.training.setup import worker_count
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> int:
     path = Path(options.weights)
     settings = load_settings(ValSettings, None, options.arguments)
     saved = checkpoint.read(path)
@@ -55,3 +55,4 @@ def run(options: argparse.Namespace) -> None:
         folder = create_folder(settings.project, settings.name, "val", settings.exist_ok)
         draw_evaluation(evaluation, images, names, folder)
         print(f"pictures  {folder}")
+    return 0

@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from detector.data.image import PADDING
+
 
 class Sample(NamedTuple):
     """One training image with its boxes."""
@@ -33,6 +35,16 @@ class Batch(NamedTuple):
     def network_input(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """(B, 3, H, W) in 0..1, channels last in memory: a view of the images but for the conversion."""
         return self.images.permute(0, 3, 1, 2).to(dtype).div_(255)
+
+
+def blank_batch(size: int) -> Batch:
+    """A grey image that is none of the data set's: what a device runs that has no image in a micro-batch.
+
+    All ranks of a distributed step must run equally many passes; this one has no samples and counts for nothing.
+    """
+    nothing = torch.zeros(0, dtype=torch.int64)
+    grey = torch.full((1, size, size, 3), PADDING, dtype=torch.uint8)
+    return Batch(grey, torch.zeros(0, 4), classes=nothing, image_index=nothing, samples=nothing)
 
 
 def collate(samples: Sequence[Sample]) -> Batch:

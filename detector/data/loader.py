@@ -75,14 +75,20 @@ def training_loader(dataset: TrainingSet, workers: int, pin_memory: bool) -> Tra
     return TrainingLoader(dataset, workers, pin_memory)
 
 
-def validation_batches(dataset: ValidationSet, batch: int, workers: int) -> Iterator[ValidationBatch]:
-    """All images, up to `batch` of one letterboxed shape at a time, so that no image is padded for another's sake."""
+def validation_batches(
+    dataset: ValidationSet, batch: int, workers: int, part: int = 0, parts: int = 1
+) -> Iterator[ValidationBatch]:
+    """All images, up to `batch` of one letterboxed shape at a time, so that no image is padded for another's sake.
+
+    With `parts`, only every parts-th batch from number `part` on: the share of one rank.
+    """
     by_shape: dict[tuple[int, int], list[int]] = defaultdict(list)
     for i in range(len(dataset)):
         by_shape[dataset.shape(i)].append(i)
     groups = [
         indices[start : start + batch] for indices in by_shape.values() for start in range(0, len(indices), batch)
     ]
+    groups = groups[part::parts]
     workers = min(workers, len(groups))
     yield from _raised(_loader(dataset, _Positions(groups), _stacked, workers, pin_memory=False, persistent=False))
 

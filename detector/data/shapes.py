@@ -25,7 +25,7 @@ VERSION = 1  # of the drawing; a new one draws old folders anew
 SHIFT = 4  # fractional bits of coordinates
 ONE = 1 << SHIFT
 SPLITS = ("train", "val")
-MAX_HIDDEN = 0.5  # share of a shape that others may cover
+MAX_HIDDEN = 0.4  # share of a shape that others may cover
 MIN_SIZE = 64  # pixels, of an image
 
 
@@ -214,7 +214,7 @@ def _uncovered(shapes: list[Shape], size: int) -> list[tuple[Shape, np.ndarray]]
 
 def _shape(size: int, random: Generator) -> Shape:
     label = int(random.integers(len(NAMES)))
-    smallest, largest = size // 16, size // 4
+    smallest, largest = size // 12, size // 4
     radius = int(np.exp(random.uniform(np.log(smallest), np.log(largest))) * ONE)
     margin = radius + 2 * ONE
     centre = random.integers(margin, size * ONE - margin, 2)

@@ -94,7 +94,7 @@ def fused(network: Network) -> Network:
     """A copy for inference: every BatchNorm folded into its convolution, eval mode. The original stays as it is."""
     copied = copy.deepcopy(network).eval()
     for module in copied.modules():
-        if isinstance(module, Conv) and isinstance(module.bn, nn.BatchNorm2d):
+        if isinstance(module, Conv) and isinstance(module.bn, (nn.BatchNorm2d, nn.SyncBatchNorm)):
             module.conv = nn.utils.fusion.fuse_conv_bn_eval(module.conv, module.bn)
             module.bn = nn.Identity()
     return copied.requires_grad_(False)

@@ -20,15 +20,17 @@ class Progress:
     left standing; elsewhere nothing is written until the epoch is closed, then one line.
     """
 
-    def __init__(self, epoch: int, epochs: int, images: int, start: int = 0, stream: TextIO | None = None) -> None:
+    def __init__(
+        self, epoch: int, epochs: int, images: int, start: int = 0, stream: TextIO | None = None, shown: bool = True
+    ) -> None:
         self.stream = sys.stderr if stream is None else stream
         self.epoch, self.epochs, self.images = epoch, epochs, images
         self.start = self.done = start
         self.began = time.perf_counter()
         self.line = ""
-        self.closed = False
+        self.closed = not shown
         self.bar: tqdm | None = None
-        if self.stream.isatty():
+        if shown and self.stream.isatty():
             self.bar = tqdm(
                 total=images,
                 initial=start,

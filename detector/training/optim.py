@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from detector.config import Settings
-
-NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+from detector.training.norms import NORMS
 
 
 class Choice(NamedTuple):

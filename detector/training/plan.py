@@ -7,6 +7,7 @@ repeated, none is larger than nominal and none is a runt.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -49,9 +50,26 @@ class Window:
         return len(self.micro_batches[0])
 
 
-def nominal_cut(nbs: int, batch: int, devices: int = 1) -> Cut:
-    """accumulate = max(1, round(nbs / (batch * devices))), halves rounded up."""
-    return Cut(batch, max(1, int(nbs / (batch * devices) + 0.5)), devices)
+def nominal_cut(nbs: int, batch: int, devices: int = 1, per_device: bool = False) -> Cut:
+    """accumulate = max(1, round(nbs / (batch * devices))), halves rounded up.
+
+    per_device: nbs is each device's, and the window grows with their number: accumulate = max(1, round(nbs / batch)).
+    """
+    share = batch if per_device else batch * devices
+    return Cut(batch, max(1, int(nbs / share + 0.5)), devices)
+
+
+def lr_factor(cut: Cut, nbs: int, rule: Literal["none", "linear", "sqrt"], per_device: bool = False) -> float:
+    """What lr0 is multiplied by where the window is larger than the batch it was tuned for.
+
+    Up to batch * devices = nbs accumulation keeps the window near nbs and the factor is 1. Beyond, and where nbs is
+    each device's, it is window / nbs (linear) or the square root of it. Goyal et al., "Accurate, large minibatch SGD"
+    (2017).
+    """
+    if rule == "none" or (cut.batch * cut.devices <= nbs and not (per_device and cut.devices > 1)):
+        return 1.0
+    ratio = cut.window / nbs
+    return ratio if rule == "linear" else ratio**0.5
 
 
 def spread(images: int, parts: int) -> list[int]:

@@ -1,10 +1,12 @@
 """Which arithmetic a run uses, and the loss scaler that fp16 needs."""
 
+import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 
+from detector import distributed
 from detector.errors import ConfigError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -47,23 +49,47 @@ def native_precision(device: torch.device) -> str:
     return "fp32"
 
 
-def choose_device(name: str | int) -> torch.device:
-    """The device that a `device` setting names: auto, cpu, mps, 0, cuda:0. ConfigError if it is not there."""
-    text = str(name).strip().lower()
+def choose_devices(name: str | int | list[int]) -> list[torch.device]:
+    """The devices that a `device` setting names, one a process on this machine.
+
+    auto, cpu, mps, a GPU's number or cuda:0 are one; '0,1' or [0, 1] are several GPUs, cpu:2 is the CPU for two
+    processes. ConfigError where a device is not there.
+    """
+    text = ",".join(map(str, name)) if isinstance(name, list) else str(name).strip().lower()
     if text == "auto":
-        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    if text.isdigit():
-        text = f"cuda:{text}"
+        return [torch.device("cuda", distributed.local_rank()) if torch.cuda.is_available() else torch.device("cpu")]
+    kind, _, count = text.partition(":")
+    if kind == "cpu" and count.isdigit() and int(count) > 0:
+        return [torch.device("cpu")] * int(count)
+    parts = [part.strip() for part in text.split(",")]
+    devices = [_device(f"cuda:{part}" if part.isdigit() else part, name) for part in parts]
+    if len(devices) > 1 and (len(set(devices)) < len(devices) or any(one.type != "cuda" for one in devices)):
+        raise ConfigError(f"device={name}: several devices are different GPUs, as in '0,1', or the CPU, as in cpu:2")
+    return devices
+
+
+def _device(text: str, name: object) -> torch.device:
     try:
         device = torch.device(text)
     except RuntimeError:
-        raise ConfigError(f"device={name}: not a device; use auto, cpu, mps or a GPU's number") from None
+        device = None
+    if device is None or device.type not in ("cpu", "cuda", "mps"):
+        raise ConfigError(f"device={name}: not a device this trainer uses; use auto, cpu, mps or a GPU's number")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"device={name}: this machine has {torch.cuda.device_count()} CUDA GPUs; use device=auto or cpu"
         )
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ConfigError(f"device={name}: no Apple GPU here; use device=auto or cpu")
-    if device.type not in ("cpu", "cuda", "mps"):
-        raise ConfigError(f"device={name}: not a device this trainer uses; use auto, cpu, mps or a GPU's number")
     return device
+
+
+def choose_device(name: str | int | list[int]) -> torch.device:
+    """The device of this process: the one that is named or, under torchrun, the one of its local rank."""
+    devices = choose_devices(name)
+    if len(devices) == 1:
+        return devices[0]
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if here != len(devices):
+        raise ConfigError(f"device={name}: names {len(devices)} devices for {here} processes on this machine")
+    return devices[distributed.local_rank()]

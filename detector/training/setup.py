@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from detector import distributed
 from detector.config import Settings
 from detector.data.augment import Augmentation
 from detector.data.dataset import TrainingSet, ValidationSet
@@ -15,13 +16,16 @@ from detector.data.index import Index, build_index
 from detector.errors import CheckpointError, ConfigError
 from detector.loss.criterion import DetectionLoss
 from detector.model.network import Network, build_network
+from detector.model.norm import set_norms
 from detector.training import checkpoint
 from detector.training.ema import Ema
-from detector.training.optim import NORMS, build_optimizer, choose
-from detector.training.plan import Cut, count_steps, nominal_cut
-from detector.training.precision import Precision, choose_device, choose_precision
+from detector.training.normalise import RULES
+from detector.training.optim import build_optimizer, choose
+from detector.training.plan import Cut, count_steps, lr_factor, nominal_cut
+from detector.training.precision import choose_device, choose_precision
 from detector.training.schedule import Schedule
 from detector.training.state import TrainState
+from detector.training.step import StepRules
 
 Say = Callable[[str], None]
 
@@ -32,11 +36,10 @@ class Parts:
 
     settings: Settings  # resolved: what `auto` came to is written in
     device: torch.device
-    precision: Precision
     cut: Cut
     warmup: float  # epochs
     schedule: Schedule
-    criterion: DetectionLoss
+    rules: StepRules
     training: TrainingSet
     validation: ValidationSet
     names: tuple[str, ...]
@@ -54,7 +57,8 @@ def prepare(settings: Settings, saved: dict[str, Any] | None, say: Say) -> tuple
     precision = choose_precision(settings.amp, device)
     training, validation = indices(settings, say)
     names = training.names
-    cut = nominal_cut(settings.nbs, settings.batch)
+    per_device = settings.nbs_scope == "device"
+    cut = nominal_cut(settings.nbs, settings.batch, distributed.world_size(), per_device)
     choice = choose(settings, -(-len(training) // cut.window) * settings.epochs, len(names))
     settings = settings.model_copy(
         update={"optimizer": choice.optimizer, "lr0": choice.lr0, "momentum": choice.momentum, "amp": precision.name}
@@ -64,6 +68,7 @@ def prepare(settings: Settings, saved: dict[str, Any] | None, say: Say) -> tuple
     if settings.weights and saved is None:
         say(checkpoint.start_from(network, settings.weights))
     freeze(network, settings.freeze)
+    set_norms(network, settings.norm, device, distributed.world_size())
     network = network.to(device)
     if device.type != "mps":  # measured to help on CPUs and on GPUs with tensor cores
         network = network.to(memory_format=torch.channels_last)
@@ -72,32 +77,29 @@ def prepare(settings: Settings, saved: dict[str, Any] | None, say: Say) -> tuple
     if saved is not None:
         restore(state, saved, names)
 
-    warmup = settings.warmup()
+    gains = settings.box, settings.cls, settings.dfl
+    criterion = DetectionLoss(network.reg_max, network.strides, *gains)
     parts = Parts(
         settings=settings,
         device=device,
-        precision=precision,
         cut=cut,
-        warmup=warmup,
+        warmup=settings.warmup(),
         schedule=Schedule(
             epochs=settings.epochs,
-            warmup=warmup,
-            lr0=choice.lr0,
+            warmup=settings.warmup(),
+            lr0=settings.lr0 * lr_factor(cut, settings.nbs, settings.scale_lr, per_device),
             lrf=settings.lrf,
-            momentum=choice.momentum,
+            momentum=settings.momentum,
             warmup_momentum=settings.warmup_momentum,
             warmup_bias_lr=choice.warmup_bias_lr,
             cosine=settings.cos_lr,
         ),
-        criterion=DetectionLoss(network.reg_max, network.strides, settings.box, settings.cls, settings.dfl),
-        training=TrainingSet(
-            training, settings.imgsz, augmentation(settings), settings.seed, settings.epochs, settings.close_mosaic,
-            settings.cache,
-        ),
+        rules=StepRules(criterion, precision, RULES[settings.normalize], settings.clip_norm),
+        training=training_set(training, settings),
         validation=ValidationSet(validation, settings.imgsz),
         names=names,
         workers=worker_count(settings.workers),
-    )  # fmt: skip
+    )
     introduce(parts, network, say)
     return parts, state
 
@@ -118,16 +120,20 @@ def indices(settings: Settings, say: Say) -> tuple[Index, Index]:
     return training, validation
 
 
-def augmentation(settings: Settings) -> Augmentation:
-    return Augmentation(**{name: getattr(settings, name) for name in Augmentation.__dataclass_fields__})
+def training_set(index: Index, settings: Settings) -> TrainingSet:
+    strengths = Augmentation(**{name: getattr(settings, name) for name in Augmentation.__dataclass_fields__})
+    return TrainingSet(
+        index, settings.imgsz, strengths, settings.seed, settings.epochs, settings.close_mosaic, settings.cache
+    )
 
 
 def worker_count(workers: int | str) -> int:
-    """Loader processes: as asked, or one a core, at most 8."""
+    """Loader processes of this process: as asked, or its share of the cores, at most 8."""
     if workers != "auto":
         return int(workers)
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, 8)
+    return min(max(cores // here, 1), 8)
 
 
 def freeze(network: Network, layers: int | list[int]) -> None:
@@ -142,18 +148,6 @@ def freeze(network: Network, layers: int | list[int]) -> None:
         network.model[layer].requires_grad_(False)
 
 
-def set_modes(network: Network, freeze_bn: bool) -> None:
-    """Training mode, but frozen layers (and with `freeze_bn` every norm layer) keep their running statistics."""
-    network.train()
-    for layer in network.model:
-        if not any(parameter.requires_grad for parameter in layer.parameters()):
-            layer.eval()
-    if freeze_bn:
-        for module in network.modules():
-            if isinstance(module, NORMS):
-                module.eval()
-
-
 def restore(state: TrainState, saved: dict[str, Any], names: tuple[str, ...]) -> None:
     if tuple(saved["names"]) != names:
         raise CheckpointError(f"the data set's classes {list(names)} are not the checkpoint's {saved['names']}")
@@ -166,19 +160,29 @@ def introduce(parts: Parts, network: Network, say: Say) -> None:
     parameters = sum(parameter.numel() for parameter in network.parameters())
     steps, total = -(-images // cut.window), count_steps(images, cut, settings.epochs, parts.ramp)
     boxes = len(parts.training.index.classes)
+    devices = "device" if cut.devices == 1 else "devices"
     decay = f"{settings.weight_decay:g} x {cut.window}/{settings.nbs} = {weight_decay(settings, cut):g}"
     say(f"model     {settings.model}, {parameters:,} parameters, {len(parts.names)} classes")
     say(f"data      {images:,} images with {boxes:,} boxes, {len(parts.validation):,} for validation; {settings.data}")
-    say(f"device    {parts.device}, {parts.precision.name}, {parts.workers} loader processes, imgsz {settings.imgsz}")
+    say(
+        f"device    {parts.device}, {parts.rules.precision.name}, imgsz {settings.imgsz}, "
+        f"{parts.workers} loader processes"
+    )
     say(
         f"window    {cut.window} images a step = {cut.batch} a micro-batch x {cut.accumulate} accumulated x "
-        f"{cut.devices} device; {steps:,} steps an epoch, {total:,} in all"
+        f"{cut.devices} {devices}; {steps:,} steps an epoch, {total:,} in all"
     )
-    say(f"optimizer {settings.optimizer}, lr0 {settings.lr0:g}, momentum {settings.momentum:g}, weight decay {decay}")
+    rate, factor = parts.schedule.lr0, parts.schedule.lr0 / settings.lr0
+    lr0 = f"{settings.lr0:g}"
+    if factor != 1:
+        lr0 += f" x {factor:g} ({settings.scale_lr}, {cut.window} images a step for {settings.nbs}) = {rate:g}"
+    say(f"optimizer {settings.optimizer}, lr0 {lr0}, momentum {settings.momentum:g}, weight decay {decay}")
+    if settings.norm != "batch" or settings.normalize != "window":
+        say(f"norms     bn {settings.norm}, losses normalised by {settings.normalize}")
     if parts.warmup:
         ramp = parts.ramp and cut.accumulate > 1
         growth = f", window from {cut.batch * cut.devices} to {cut.window} images" if ramp else ""
-        say(f"warmup    {parts.warmup:g} epochs: lr from 0 to {settings.lr0:g}{growth}")
+        say(f"warmup    {parts.warmup:g} epochs: lr from 0 to {rate:g}{growth}")
 
 
 def weight_decay(settings: Settings, cut: Cut) -> float:

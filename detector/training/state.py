@@ -35,6 +35,7 @@ class TrainState:
     step: int = 0  # applied optimizer steps
     skipped: int = 0  # steps whose gradient was not finite
     skipped_in_a_row: int = 0
+    loss_scale: float = 64.0  # about the last window's target weight, a power of two
     best: Best = field(default_factory=Best)
     history: list[dict[str, float]] = field(default_factory=list)  # one row of metrics an epoch
 
@@ -51,6 +52,7 @@ class TrainState:
             "step": self.step,
             "skipped": self.skipped,
             "skipped_in_a_row": self.skipped_in_a_row,
+            "loss_scale": self.loss_scale,
             "best": {"fitness": self.best.fitness, "epoch": self.best.epoch},
             "history": self.history,
         }
@@ -69,6 +71,6 @@ class TrainState:
         self.ema.steps = saved["ema_steps"]
         if saved["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(saved["scaler"])
-        for name in ("epoch", "done", "step", "skipped", "skipped_in_a_row", "history"):
+        for name in ("epoch", "done", "step", "skipped", "skipped_in_a_row", "loss_scale", "history"):
             setattr(self, name, saved[name])
         self.best = Best(**saved["best"])

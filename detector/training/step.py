@@ -8,19 +8,34 @@ gradient. Dividing earlier, by each micro-batch's own N, is what makes accumulat
 Accumulate 1, one GPU, many GPUs, CPU, fp16, bf16 and fp32 run through the same lines.
 """
 
+import math
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from detector import distributed
 from detector.data.batch import Batch
 from detector.loss.criterion import DetectionLoss
+from detector.training.normalise import Rule
+from detector.training.norms import norms_at_rest, running_statistics
 from detector.training.optim import Rates, set_rates
 from detector.training.plan import Window
 from detector.training.precision import Precision
 from detector.training.state import TrainState
+
+
+@dataclass(frozen=True)
+class StepRules:
+    """What stays the same from step to step."""
+
+    criterion: DetectionLoss
+    precision: Precision
+    normalise: Rule
+    clip_norm: float
 
 
 class StepReport(NamedTuple):
@@ -33,45 +48,45 @@ class StepReport(NamedTuple):
 
 
 def train_window(
-    state: TrainState,
-    criterion: DetectionLoss,
-    window: Window,
-    micro_batches: Iterable[Batch],
-    rates: Rates,
-    precision: Precision,
-    clip_norm: float,
+    state: TrainState, model: nn.Module, rules: StepRules, window: Window, micro_batches: Iterable[Batch], rates: Rates
 ) -> StepReport:
-    """Take the optimizer step of a window. `micro_batches` are this rank's, in the window's order, on the device."""
+    """Take the optimizer step of a window.
+
+    `model` is the state's network or, over several ranks, its wrapper; `micro_batches` are this rank's, in the window's
+    order, on the device. Gradients are added over ranks once, in the last backward pass.
+    """
     set_rates(state.optimizer, rates)
     state.optimizer.zero_grad(set_to_none=True)
-    images, sums = window.images, []
+    sums = []
     for number, batch in enumerate(micro_batches, start=1):
-        with distributed.gradient_sync(state.network, number == window.accumulate):
-            with precision.autocast():
-                predictions = state.network(batch.network_input())
-            branches = criterion(predictions, batch)
-            # Divided by a constant, only to keep the numbers in fp16's range; undone below.
-            state.scaler.scale(sum(branch.total for branch in branches) / images).backward()
-        sums.append(torch.stack([torch.cat((branch.weight[None], branch.terms)) for branch in branches]))
+        last = number == window.accumulate
+        with distributed.gradient_sync(model, last), statistics_of(state.network, batch):
+            with rules.precision.autocast():
+                predictions = model(batch.network_input())
+            branches = rules.criterion(predictions, batch)
+            shares = [rules.normalise.before(one.weight, len(batch.samples), state.loss_scale) for one in branches]
+            loss = sum(branch.total * share for branch, share in zip(branches, shares, strict=True))
+            state.scaler.scale(loss).backward()
+        rows = [torch.cat((one.weight[None], one.terms * share)) for one, share in zip(branches, shares, strict=True)]
+        sums.append(torch.stack(rows))
 
     totals = distributed.sum_over_ranks(torch.stack(sums).sum(dim=0))  # (branches, 1 + terms)
-    weights = totals[:, 0].clamp(min=1.0)
+    factors = rules.normalise.after(totals[:, 0], window.images, state.loss_scale)
+    losses = (totals[:, 1:] * factors[:, None]).sum(dim=0) / window.images
     state.scaler.unscale_(state.optimizer)
-    norm = normalise(state, images * images * distributed.world_size() / weights, clip_norm)
+    norm = finish_gradient(state, factors * distributed.world_size(), rules.clip_norm)
 
     applied = bool(torch.isfinite(norm))
     if applied:
         state.scaler.step(state.optimizer)
+        distributed.average_over_ranks(running_statistics(state.network))
         state.ema.update(state.network)
     state.scaler.update()
-    state.step += applied
-    state.skipped += not applied
-    state.skipped_in_a_row = 0 if applied else state.skipped_in_a_row + 1
-    losses = (totals[:, 1:] / weights[:, None]).sum(dim=0)
-    return StepReport(tuple(losses.tolist()), float(totals[:, 0].sum()), float(norm), applied)
+    count(state, applied, weight := float(totals[:, 0].sum()))
+    return StepReport(tuple(losses.tolist()), weight, float(norm), applied)
 
 
-def normalise(state: TrainState, factors: Tensor, clip_norm: float) -> Tensor:
+def finish_gradient(state: TrainState, factors: Tensor, clip_norm: float) -> Tensor:
     """Multiply each branch's gradients by its factor, then clip all of them together, once. Returns the norm before."""
     gradients = []
     for parameters, factor in zip(state.network.branches(), factors, strict=True):
@@ -81,3 +96,17 @@ def normalise(state: TrainState, factors: Tensor, clip_norm: float) -> Tensor:
     norm = torch.nn.utils.get_total_norm(gradients)
     torch._foreach_mul_(gradients, (clip_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm
+
+
+def count(state: TrainState, applied: bool, weight: float) -> None:
+    """Take a finished step into the state's counters."""
+    state.step += applied
+    state.skipped += not applied
+    state.skipped_in_a_row = 0 if applied else state.skipped_in_a_row + 1
+    if math.isfinite(weight):
+        state.loss_scale = 2.0 ** round(math.log2(max(weight, 1.0)))
+
+
+def statistics_of(network: nn.Module, batch: Batch) -> AbstractContextManager[None]:
+    """A context in which norm layers learn from the batch, or leave their statistics alone if it is blank."""
+    return nullcontext() if len(batch.samples) else norms_at_rest(network)
