@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn.parallel import DistributedDataParallel
 
 Value = TypeVar("Value")
@@ -89,9 +90,8 @@ def sum_over_ranks(values: Tensor) -> Tensor:
 def average_over_ranks(tensors: Sequence[Tensor]) -> None:
     """Replace each floating tensor by its mean over all ranks, in one reduction; every rank must call it."""
     if active() and tensors:
-        flat = sum_over_ranks(torch.cat([tensor.flatten() for tensor in tensors])) / world_size()
-        parts = flat.split([tensor.numel() for tensor in tensors])
-        torch._foreach_copy_(list(tensors), [part.view_as(one) for part, one in zip(parts, tensors, strict=True)])
+        flat = sum_over_ranks(_flatten_dense_tensors(tensors)) / world_size()
+        torch._foreach_copy_(list(tensors), list(_unflatten_dense_tensors(flat, tensors)))
 
 
 def from_main(value: Value) -> Value:
@@ -113,10 +113,12 @@ def gather(value: Value) -> list[Value]:
 
 
 def fail_together(error: Exception | None) -> None:
-    """Raise on every rank when any rank has an error, so that none waits for one that is gone."""
+    """Stop every rank when any has an error, so that none waits for one that is gone; the main one raises it."""
     errors = [one for one in gather(error) if one is not None]
-    if errors:
+    if errors and is_main():
         raise error or errors[0]
+    if errors:
+        raise SystemExit(2)
 
 
 def launch(processes: int, arguments: Sequence[str]) -> int:

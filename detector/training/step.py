@@ -57,6 +57,8 @@ def train_window(
     """
     set_rates(state.optimizer, rates)
     state.optimizer.zero_grad(set_to_none=True)
+    statistics = running_statistics(state.network)
+    before = [one.clone() for one in statistics]
     sums = []
     for number, batch in enumerate(micro_batches, start=1):
         last = number == window.accumulate
@@ -79,8 +81,10 @@ def train_window(
     applied = bool(torch.isfinite(norm))
     if applied:
         state.scaler.step(state.optimizer)
-        distributed.average_over_ranks(running_statistics(state.network))
+        distributed.average_over_ranks(statistics)
         state.ema.update(state.network)
+    elif statistics:
+        torch._foreach_copy_(statistics, before)
     state.scaler.update()
     count(state, applied, weight := float(totals[:, 0].sum()))
     return StepReport(tuple(losses.tolist()), weight, float(norm), applied)

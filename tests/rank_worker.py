@@ -1,0 +1,59 @@
+"""Run by torchrun, once a rank: trains windows on a tiny network and saves what the tests compare.
+
+Usage: rank_worker.py OUT WINDOWS, where WINDOWS is a list of windows, each a list of boxes per image.
+"""
+
+import json
+import sys
+
+import torch
+from scenes import cut_batch, random_batch
+from test_step import FP32, RATES, Double, new_state
+
+from detector import distributed
+from detector.data.batch import blank_batch
+from detector.loss.criterion import DetectionLoss
+from detector.training.normalise import RULES
+from detector.training.plan import Window, split
+from detector.training.step import StepRules, train_window
+
+
+def main(out: str, windows: list[list[int]]) -> None:
+    state = new_state(torch.float64)
+    criterion = DetectionLoss(state.network.reg_max, state.network.strides)
+    rules = StepRules(criterion, FP32, RULES["window"], 1e9)
+    reductions = []
+    with distributed.process_group(torch.device("cpu")):
+        model = distributed.parallel(state.network, torch.device("cpu"))
+        if distributed.active():
+
+            def counted(_, bucket):
+                reductions.append(bucket.is_last())
+                future = torch.distributed.all_reduce(bucket.buffer(), async_op=True).get_future()
+                return future.then(lambda done: done.value()[0] / distributed.world_size())
+
+            model.register_comm_hook(None, counted)
+        rows = []
+        for number, boxes in enumerate(windows):
+            batch = random_batch(boxes, seed=number)
+            cut = split(range(len(boxes)), 2, distributed.world_size())
+            singles = cut_batch(batch, [1] * len(boxes))
+            mine = []
+            for micro in cut[distributed.rank()]:
+                if micro:
+                    sizes = [micro[0], len(micro), len(boxes) - micro[0] - len(micro)]
+                    mine.append(Double(cut_batch(batch, sizes)[1]))
+                else:
+                    mine.append(Double(blank_batch(64)))
+            assert sum(len(one.samples) for one in singles) == len(boxes)
+            before = len(reductions)
+            report = train_window(state, model, rules, Window(0, 0, cut), mine, RATES)
+            gradient = torch.cat([p.grad.flatten() for p in state.network.branches()[0]])
+            rows.append((gradient.clone(), report, sum(reductions[before:]), len(cut[0])))
+        if distributed.is_main():
+            weights = {name: value.clone() for name, value in state.network.state_dict().items()}
+            torch.save({"rows": [(g, tuple(r), n, m) for g, r, n, m in rows], "weights": weights}, out)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], json.loads(sys.argv[2]))

@@ -1,0 +1,119 @@
+"""Several processes are one: the same gradient, the same weights, one reduction a window, the same images."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from scenes import TINY, write_dataset
+from test_training import run, weights
+
+from detector.distributed import launch
+
+pytestmark = pytest.mark.slow
+WORKER = Path(__file__).with_name("rank_worker.py")
+WINDOWS = [
+    [2, 2, 2, 2, 2, 2, 2, 2],
+    [1, 9, 0, 3, 14, 0, 0],  # ragged
+    [0, 0, 0, 0, 5, 3, 2, 1],  # the first of two ranks sees background only
+    [3],  # fewer images than ranks
+    [0, 0],  # background only
+    [4, 1, 2],
+]
+
+
+def torchrun(processes, *command):
+    options = ["--standalone", f"--nproc-per-node={processes}"]
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *options, *map(str, command)],
+        capture_output=True, text=True, timeout=240, cwd=WORKER.parent,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    out = tmp_path_factory.mktemp("alone") / "out.pt"
+    subprocess.run([sys.executable, WORKER, out, json.dumps(WINDOWS)], check=True, cwd=WORKER.parent)
+    return torch.load(out, weights_only=True)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_take_the_step_of_one_process_with_one_reduction(tmp_path, alone, ranks):
+    out = tmp_path / "out.pt"
+    done = torchrun(ranks, WORKER, out, json.dumps(WINDOWS))
+    assert done.returncode == 0, done.stderr
+    together = torch.load(out, weights_only=True)
+    for (gradient, report, reductions, micro_batches), (expected, one, _, _) in zip(
+        together["rows"], alone["rows"], strict=True
+    ):
+        assert float((gradient - expected).norm() / expected.norm()) < 1e-10
+        assert report[1:3] == pytest.approx(one[1:3], rel=1e-9)
+        assert report[0] == pytest.approx(one[0], rel=1e-9)
+        assert reductions == 1
+        assert micro_batches >= 1
+    assert max(row[3] for row in together["rows"]) > 1 or ranks == 4
+    for name, value in alone["weights"].items():
+        torch.testing.assert_close(together["weights"][name], value, rtol=1e-9, atol=1e-12)
+
+
+@pytest.fixture(scope="module")
+def common(tmp_path_factory):
+    data = write_dataset(tmp_path_factory.mktemp("data"))
+    return [f"data={data}", f"model={TINY}", "imgsz=64", "nbs=8", "workers=0", "plots=false", "epochs=2", "amp=fp32",
+            "bn=frozen", "accumulate_warmup=false", "optimizer=SGD"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory, common):
+    folder = tmp_path_factory.mktemp("single")
+    assert run("train", *common, "batch=8", "device=cpu", f"project={folder}", "name=run") == 0
+    return folder / "run"
+
+
+@pytest.mark.parametrize(("processes", "batch"), [(2, 4), (2, 1), (4, 2), (3, 1)])
+def test_a_run_on_several_devices_ends_with_the_weights_of_one(tmp_path, common, single, processes, batch):
+    assert run("train", *common, f"batch={batch}", f"device=cpu:{processes}", f"project={tmp_path}", "name=run") == 0
+    expected = weights(single)
+    for name, value in weights(tmp_path / "run").items():
+        if value.dtype.is_floating_point:
+            torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6)
+    ours, theirs = ((folder / "metrics.csv").read_text().splitlines() for folder in (tmp_path / "run", single))
+    assert [row.split(",")[0:2] for row in ours] == [row.split(",")[0:2] for row in theirs]
+
+
+def test_torchrun_starts_it_too(tmp_path, common, single):
+    done = torchrun(2, "-m", "detector", "train", *common, "batch=4", "device=cpu", f"project={tmp_path}", "name=run")
+    assert done.returncode == 0, done.stderr
+    expected = weights(single)
+    for name, value in weights(tmp_path / "run").items():
+        if value.dtype.is_floating_point:
+            torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6)
+    assert done.stdout.count("window    8 images a step = 4 a micro-batch x 1 accumulated x 2 devices") == 1
+
+
+def test_ranks_with_batch_statistics_stay_equal_and_resume(tmp_path, common):
+    """Each rank moves its own running statistics; after every step they are averaged, so all ranks validate alike."""
+    options = [*common, "bn=batch", "batch=2", "device=cpu:2", f"project={tmp_path}"]
+    assert run("train", *options, "name=whole") == 0
+    assert run("train", *options, "name=halves", "save_period=1") == 0
+    halves = tmp_path / "halves" / "weights"
+    (halves / "epoch1.pt").replace(halves / "last.pt")
+    assert run("train", f"resume={tmp_path / 'halves'}") == 0
+    a, b = weights(tmp_path / "whole"), weights(tmp_path / "halves")
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_mistake_on_all_ranks_is_told_once(tmp_path, common, capfd):
+    arguments = ["train", *common, f"data={tmp_path / 'no.yaml'}", "device=cpu:2", f"project={tmp_path}"]
+    assert launch(2, arguments) == 2
+    error = capfd.readouterr().err
+    assert error.count("no.yaml") == 1
+    assert "Traceback" not in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sync_norms_are_for_gpus(tmp_path, common, capsys):
+    assert run("train", *common, "bn=sync", "device=cpu", f"project={tmp_path}") == 2
+    assert "bn=sync" in capsys.readouterr().err
