@@ -27,6 +27,11 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
+def local_world_size() -> int:
+    """Processes of the run on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 def active() -> bool:
     return dist.is_available() and dist.is_initialized()
 
@@ -50,6 +55,8 @@ def process_group(device: torch.device) -> Iterator[None]:
     if not launched() or active():
         yield
         return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # collectives of objects go through the current device
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield

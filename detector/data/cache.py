@@ -14,9 +14,10 @@ import numpy as np
 
 from detector.data.image import fit_long_side, fitted_size, read_rgb
 from detector.data.index import Index
+from detector.distributed import local_world_size
 from detector.errors import DataError
 
-AUTO_SHARE = 0.25  # of the available memory
+AUTO_SHARE = 0.25  # of the available memory, for all processes of a run on this machine together
 AUTO_LIMIT = 8 * 2**30  # bytes
 
 
@@ -30,7 +31,11 @@ class ImageCache:
         self._sizes = np.array(sizes, dtype=np.int64).reshape(-1, 2)
         self._offsets = np.concatenate(([0], np.cumsum(3 * self._sizes.prod(axis=1), dtype=np.int64)))
         self.bytes = int(self._offsets[-1])
-        self.enabled = self.bytes < min(AUTO_LIMIT, AUTO_SHARE * available_memory()) if mode == "auto" else bool(mode)
+        self.enabled = (
+            self.bytes < min(AUTO_LIMIT, AUTO_SHARE * available_memory() / local_world_size())
+            if mode == "auto"
+            else bool(mode)
+        )
         self._allocate()
 
     def __getitem__(self, i: int) -> np.ndarray:

@@ -27,8 +27,8 @@ def set_modes(network: Network, freeze_norms: bool) -> None:
 
 @contextmanager
 def norms_at_rest(network: nn.Module) -> Iterator[None]:
-    """A context in which no norm layer learns statistics."""
-    learning = [module for module in norm_layers(network) if module.training]
+    """A context in which no norm layer learns statistics, but for SyncBatchNorm: the other ranks wait for its share."""
+    learning = [one for one in norm_layers(network) if one.training and not isinstance(one, nn.SyncBatchNorm)]
     for module in learning:
         module.eval()
     try:

@@ -1,6 +1,5 @@
 """Which arithmetic a run uses, and the loss scaler that fp16 needs."""
 
-import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -86,10 +85,11 @@ def _device(text: str, name: object) -> torch.device:
 
 def choose_device(name: str | int | list[int]) -> torch.device:
     """The device of this process: the one that is named or, under torchrun, the one of its local rank."""
-    devices = choose_devices(name)
-    if len(devices) == 1:
+    devices, here = choose_devices(name), distributed.local_world_size()
+    if len(devices) == 1 and (here == 1 or devices[0].type == "cpu" or name == "auto"):
         return devices[0]
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if here != len(devices):
-        raise ConfigError(f"device={name}: names {len(devices)} devices for {here} processes on this machine")
+    if len(devices) != here:
+        raise ConfigError(
+            f"device={name}: {len(devices)} devices for {here} processes on this machine; name one each, or auto"
+        )
     return devices[distributed.local_rank()]

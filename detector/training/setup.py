@@ -131,7 +131,7 @@ def worker_count(workers: int | str) -> int:
     """Loader processes of this process: as asked, or its share of the cores, at most 8."""
     if workers != "auto":
         return int(workers)
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    here = distributed.local_world_size()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(max(cores // here, 1), 8)
 

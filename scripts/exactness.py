@@ -1,0 +1,54 @@
+"""The largest difference between the gradients of one batch of 8 images and of four micro-batches of 2.
+
+    python scripts/exactness.py
+
+Random images and boxes, v11n with fresh weights, the training step of the project. BatchNorm uses its running
+statistics: what it computes from the images that pass together is all that depends on the cut (docs/accumulation.md).
+"""
+
+import numpy as np
+import torch
+
+from detector.data.batch import Sample, collate
+from detector.loss.criterion import DetectionLoss
+from detector.model.network import build_network
+from detector.training.ema import Ema
+from detector.training.normalise import RULES
+from detector.training.norms import set_modes
+from detector.training.optim import Choice, Rates, build_optimizer
+from detector.training.plan import Window, split
+from detector.training.precision import Precision
+from detector.training.state import TrainState
+from detector.training.step import StepRules, train_window
+
+IMAGES, SIDE, CLASSES = 8, 96, 80
+BOXES = [1, 9, 0, 3, 14, 0, 0, 5]  # of each image: unevenly, as in real data
+
+
+def random_sample(number: int) -> Sample:
+    """A SIDE x SIDE image of noise with BOXES[number] random boxes."""
+    random = np.random.default_rng(number)
+    low, high = random.uniform(0, SIDE / 2, (BOXES[number], 2)), random.uniform(SIDE / 2, SIDE, (BOXES[number], 2))
+    boxes_xyxy = np.concatenate((low, high), axis=1).astype(np.float32)
+    image = random.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
+    return Sample(image, boxes_xyxy, random.integers(CLASSES, size=BOXES[number]), number)
+
+
+def gradient(batch: int, normalise: str, dtype: torch.dtype) -> torch.Tensor:
+    """The gradient of one step over the images, cut into micro-batches of `batch`."""
+    network = build_network("v11n", CLASSES, seed=0).to(dtype)
+    set_modes(network, freeze_norms=True)
+    precision, optimizer = Precision("fp32", "cpu"), build_optimizer(network, Choice("SGD", 0.0, 0.0, 0.0), decay=0.0)
+    state = TrainState(network, Ema(network), optimizer, precision.scaler())
+    rules = StepRules(DetectionLoss(network.reg_max, network.strides), precision, RULES[normalise], clip_norm=1e9)
+    window = Window(epoch=0, done=0, micro_batches=split(range(IMAGES), batch, devices=1))
+    micro_batches = [collate([random_sample(number) for number in micro]) for micro in window.micro_batches[0]]
+    train_window(state, lambda images: network(images.to(dtype)), rules, window, micro_batches, Rates(0.0, 0.0, 0.0))
+    return torch.cat([parameter.grad.flatten() for parameter in network.branches()[0]])
+
+
+for name, dtype in (("fp32", torch.float32), ("fp64", torch.float64)):
+    whole = gradient(8, "window", dtype)
+    for normalise in ("window", "micro"):
+        difference = (gradient(2, normalise, dtype) - whole).abs().max() / whole.abs().max()
+        print(f"{name}, normalize: {normalise:6}  4 x 2 against 1 x 8: {difference:.1e} of the largest gradient")

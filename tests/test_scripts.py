@@ -1,0 +1,89 @@
+"""The measuring scripts run, and what they print makes sense."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from scenes import TINY, write_dataset
+
+from detector.model.network import build_network
+from detector.training import checkpoint
+
+pytestmark = pytest.mark.slow
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+NUMBER = r"\d+(?:\.\d+)?(?:e[+-]?\d+)?"
+
+
+def run(script, *arguments, status=0):
+    """What a script prints, in a process of its own with one thread."""
+    command = [sys.executable, SCRIPTS / script, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == status, done.stderr
+    return done.stdout if status == 0 else done.stderr
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("data"), train=13, val=1)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """A checkpoint whose predictions overlap the boxes, as a trained one's do."""
+    network = build_network(TINY, nc=2, seed=0)
+    with torch.no_grad():
+        for branch in network.head.cv3:
+            branch[-1].bias.fill_(-1.0)
+    path = tmp_path_factory.mktemp("weights") / "best.pt"
+    contents = {"description": network.description, "names": ["square", "disc"], "imgsz": 64, "settings": {}}
+    checkpoint.write(path, {**contents, "model": network.state_dict(), "ema": network.state_dict(), "epoch": 1})
+    return path
+
+
+def test_exactness():
+    lines = re.findall(rf"(fp\d\d), normalize: (\w+) .*: ({NUMBER}) of", run("exactness.py"))
+    found = {(precision, rule): float(number) for precision, rule, number in lines}
+    assert len(found) == 4
+    assert found["fp32", "window"] < 1e-5
+    assert found["fp64", "window"] < 1e-10
+    assert found["fp32", "micro"] > 0.01
+    assert found["fp64", "micro"] > 0.01
+
+
+@pytest.mark.parametrize("mosaic", ["--mosaic", "--no-mosaic"])
+def test_gradient_difference(data, weights, mosaic):
+    options = ("--imgsz", 128, "--window", 7, "--windows", 3, mosaic, "--device", "cpu")
+    printed = run("gradient_difference.py", "--weights", weights, "--data", data, *options)
+    assert f"mosaic {'off' if 'no' in mosaic else 'on'}" in printed
+    assert "3 windows of 6 to 7 images" in printed
+    rows = re.findall(rf"^\| (\d+) \| ({NUMBER}) \| ({NUMBER})° \| ({NUMBER}) \| ({NUMBER})° \|$", printed, flags=re.M)
+    assert [row[0] for row in rows] == ["1", "2", "4"]
+    for row in rows:
+        window, window_angle, micro, micro_angle = map(float, row[1:])
+        assert window < 1e-5
+        assert window_angle < 1e-3
+        assert 0.01 < micro < 10
+        assert max(0.01, 10 * window_angle) < micro_angle < 180
+
+
+def test_gradient_difference_names_the_users_mistake(data, tmp_path):
+    missing = tmp_path / "none.pt"
+    message = run("gradient_difference.py", "--weights", missing, "--data", data, status=1)
+    assert message.startswith(f"CheckpointError: {missing}")
+
+
+def test_benchmark_accumulation():
+    tiny = ("--model", TINY, "--imgsz", 64, "--batch", 4, "--accumulate", 4, "--turns", 2, "--warmup", 1)
+    memory = ("--no-memory",) if sys.platform != "linux" else ()
+    printed = run("benchmark_accumulation.py", *tiny, *memory, "--device", "cpu", "--amp", "fp32")
+    assert all(float(number) > 0 for number in re.findall(rf"({NUMBER}) images/s", printed))
+    assert len(re.findall("images/s", printed)) == 2
+    ratio = float(re.search(rf"accumulated / not: ({NUMBER})", printed)[1])
+    assert ratio > 0
+    if not memory:
+        small, whole = (float(number) for number in re.findall(rf": ({NUMBER}) MiB", printed))
+        assert 0 < small < whole
