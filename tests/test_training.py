@@ -178,6 +178,9 @@ def test_weights_of_a_run_start_another(tmp_path, common, capsys):
         (["freeze=99"], "the head, must train"),
         (["names=[one]"], "2 classes"),
         (["resume=nowhere"], "nowhere: no such checkpoint"),
+        (["device=tpu"], "device=tpu: not a device"),
+        (["device=cpu,cpu"], "device=cpu,cpu: several devices"),
+        (["bn=renorm", "freeze_bn=true"], "contradicts bn=renorm"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -208,6 +211,10 @@ def test_an_existing_run_is_not_written_into(tmp_path, common, capsys):
     assert "'lr0' cannot change" in capsys.readouterr().err
     assert run("train", f"resume={folder / 'weights' / 'best.pt'}") == 2
     assert "weights only" in capsys.readouterr().err
+    moved = tmp_path / "moved.pt"
+    moved.write_bytes(before)
+    assert run("train", f"resume={moved}") == 2
+    assert f"weights={moved}" in capsys.readouterr().err
 
 
 def test_weights_of_other_classes_are_refused_for_a_measurement(tmp_path, common, capsys):

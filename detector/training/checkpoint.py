@@ -73,13 +73,13 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def locate(path: Path) -> Path:
-    """The checkpoint to resume from: a file itself, or a run folder's weights/last.pt."""
-    if not path.is_dir():
-        return path
-    last = path / "weights" / "last.pt"
-    if not last.exists():
-        raise CheckpointError(f"{path}: no weights/last.pt in this folder; name a run's folder or a .pt file")
-    return last
+    """The checkpoint to resume from: a run's weights/NAME.pt itself, or its folder's weights/last.pt."""
+    file = path / "weights" / "last.pt" if path.is_dir() else path
+    if not file.exists():
+        raise CheckpointError(f"{file}: no such checkpoint; name a run's folder, or a .pt file in its weights/")
+    if file.parent.name != "weights":  # the run goes on in the folder that holds weights/
+        raise CheckpointError(f"{file}: not in a run's weights/; start a new run from it with weights={file}")
+    return file
 
 
 def network_of(saved: dict[str, Any], path: Path) -> Network:

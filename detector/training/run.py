@@ -230,7 +230,7 @@ def record(parts: Parts, state: TrainState, row: dict[str, float], folder: Path)
     """Take a finished epoch into the history, the table, the curves and the checkpoints."""
     state.history.append(row)
     fitness = row.get(FITNESS, float(state.epoch))  # without validation the last epoch counts as the best
-    better = fitness > state.best.fitness
+    better = state.best.epoch < 0 or fitness > state.best.fitness  # the first counts even where it is not a number
     if better:
         state.best = Best(fitness, state.epoch)
     if not distributed.is_main():
@@ -259,7 +259,7 @@ def out_of_patience(state: TrainState, patience: int) -> bool:
 
 
 def progress_line(row: dict[str, float], state: TrainState, epochs: int) -> str:
-    losses = "  ".join(f"{name} {row[name]:.3f}" for name in ("box", "cls", "dfl"))
+    losses = "  ".join(f"{name} {row[name]:.3f}" for name in TERMS)
     metrics = "  ".join(f"{name} {row[name]:.3f}" for name in ("mAP50", FITNESS) if name in row)
     mark = "  best" if state.best.epoch == state.epoch else ""
     skipped = f"  {state.skipped} steps skipped" if state.skipped else ""
