@@ -48,7 +48,10 @@ def build_parser() -> argparse.ArgumentParser:
     predict = commands.add_parser("predict", help="find objects in images")
     predict.add_argument("weights", help="a checkpoint, for example runs/train/weights/best.pt")
     predict.add_argument(
-        "arguments", nargs="+", metavar="SOURCE | key=value", help="files, folders and globs; conf iou imgsz ..."
+        "arguments",
+        nargs="+",
+        metavar="SOURCE | key=value",
+        help="files, folders, globs, text files of paths; conf iou imgsz ...",
     )
     for command in (train, val, predict):
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")

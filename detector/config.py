@@ -134,16 +134,19 @@ class AugmentKeys(Group):
     close_mosaic: Annotated[Count, Field(description="last epochs without mosaic, mixup and cutmix")] = 10
 
 
-class RunKeys(Group):
+class FolderKeys(Group):
+    project: Annotated[FilePath, Field(description="folder of the runs")] = Path("runs")
+    name: Annotated[str | None, Field(description="the run's folder; left out: the next free trainN")] = None
+    exist_ok: Annotated[bool, Field(description="write into a run folder that exists")] = False
+
+
+class RunKeys(FolderKeys):
     epochs: AtLeastOne = 100
     patience: Annotated[Count, Field(description="epochs without a better result before stopping; 0: never")] = 100
     seed: Count = 0
     val: Annotated[bool, Field(description="validate after every epoch")] = True
     plots: Annotated[bool, Field(description="draw images and curves")] = True
     save_period: Annotated[int, Field(ge=-1, description="also keep every n-th epoch's checkpoint; -1: none")] = -1
-    project: Annotated[FilePath, Field(description="folder of the runs")] = Path("runs")
-    name: Annotated[str | None, Field(description="the run's folder; left out: the next free trainN")] = None
-    exist_ok: Annotated[bool, Field(description="write into a run folder that exists")] = False
     resume: Annotated[FilePath | None, Field(description="a run's folder or checkpoint to go on from")] = None
 
 
@@ -172,7 +175,7 @@ class Settings(ModelKeys, DataKeys, DeviceKeys, StepKeys, LossKeys, AugmentKeys,
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-class ValSettings(DeviceKeys):
+class ValSettings(DeviceKeys, FolderKeys):
     """Settings of `detector val`."""
 
     data: FilePath | None = None
@@ -184,12 +187,9 @@ class ValSettings(DeviceKeys):
     iou: Fraction = 0.7
     max_det: AtLeastOne = 300
     plots: bool = True
-    project: FilePath = Path("runs")
-    name: str | None = None
-    exist_ok: bool = False
 
 
-class PredictSettings(DeviceKeys):
+class PredictSettings(DeviceKeys, FolderKeys):
     """Settings of `detector predict`."""
 
     imgsz: Annotated[int | None, Field(ge=STRIDE, multiple_of=STRIDE)] = None
@@ -198,9 +198,6 @@ class PredictSettings(DeviceKeys):
     iou: Fraction = 0.7
     max_det: AtLeastOne = 300
     save_txt: bool = False
-    project: FilePath = Path("runs")
-    name: str | None = None
-    exist_ok: bool = False
 
 
 class Origin(NamedTuple):

@@ -143,6 +143,10 @@ def test_python_trains_loads_and_predicts(tmp_path, data):
     by_path = model.predict(files, conf=0.0)
     arrays = [cv2.cvtColor(cv2.imread(str(file)), cv2.COLOR_BGR2RGB) for file in files]
     by_array = model.predict(arrays, conf=0.0)
+    listing = data.parent / "listing.txt"
+    listing.write_text("\n".join(f"images/val/{file.name}" for file in files))
+    by_list, by_glob = model.predict(listing, conf=0.0), model.predict(str(data.parent / "images/val/*.png"), conf=0.0)
+    assert [one.path.name for one in by_list] == [one.path.name for one in by_glob] == [file.name for file in files]
     one_by_one = [model.predict(file, conf=0.0, batch=1)[0] for file in files]
     assert len(by_path) == len(files)
     for a, b, c, file in zip(by_path, by_array, one_by_one, files, strict=True):

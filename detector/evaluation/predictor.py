@@ -78,9 +78,9 @@ class Detector:
     ) -> list[Result]:
         """Detections in images, one Result each, in order.
 
-        sources: a file, folder or glob, an (H, W, 3) uint8 RGB array, or a list of those. conf is the least score, iou
-        the overlap above which the weaker of two boxes of a class is dropped, imgsz the network's input side (default:
-        what it was trained at). Raises DataError for a source that is not there or not an image.
+        sources: a file, folder, glob or text file of paths, an (H, W, 3) uint8 RGB array, or a list of those. conf is
+        the least score, iou the overlap above which the weaker of two boxes of a class is dropped, imgsz the network's
+        input side (default: what it was trained at). Raises DataError for a source that is not there or not an image.
         """
         return list(self.stream(sources, conf, iou, imgsz, batch, max_det))
 
@@ -119,13 +119,19 @@ class Detector:
 
 
 def find_images(sources: Source | Iterable[Source]) -> Iterator[Path | NDArray[np.uint8]]:
-    """Single images of a file, folder, glob, array or a list of those. DataError where nothing is found."""
+    """Single images of a file, folder, glob, text file of paths, array, or a list of those.
+
+    Paths in a text file are relative to it. Raises DataError where nothing is found.
+    """
     if isinstance(sources, np.ndarray):
         yield sources
     elif isinstance(sources, str | Path):
         path = Path(sources)
         if path.is_dir():
             files = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
+        elif path.suffix.lower() == ".txt" and path.exists():
+            lines = (line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines())
+            files = [path.parent / line for line in lines if line]
         elif path.exists():
             files = [path]
         else:
