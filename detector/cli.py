@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 from types import FrameType
 
-from detector.errors import DetectorError
+from detector.errors import DetectorError, Interrupted
 
 OVERRIDES = "settings as key=value, with YAML values: epochs=50 lr0=1e-3 names='[cat, dog]'"
 SUMMARY = """\
@@ -21,10 +21,6 @@ Train, measure and use YOLO-style object detectors.
   detector val runs/train/weights/best.pt        measure a checkpoint
   detector predict runs/train/weights/best.pt images/
 """
-
-
-class Terminated(BaseException):
-    """SIGTERM arrived."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -73,9 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nstopped by Ctrl-C", file=sys.stderr)
         return 130
-    except Terminated:
-        print("\nstopped by SIGTERM", file=sys.stderr)
-        return 143
+    except Interrupted as stop:
+        print(f"\nstopped by {signal.Signals(stop.number).name}", file=sys.stderr)
+        return 128 + stop.number
     except BrokenPipeError:  # the reader of a pipe went away: not an error of ours
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -84,4 +80,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:
-    raise Terminated
+    raise Interrupted(signum)

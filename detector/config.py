@@ -146,6 +146,14 @@ class RunKeys(FolderKeys):
     seed: Count = 0
     val: Annotated[bool, Field(description="validate after every epoch")] = True
     plots: Annotated[bool, Field(description="draw images and curves")] = True
+    metric: Annotated[
+        Literal["mAP50-95", "mAP50", "mAP75", "precision", "recall", "F1"], Field(description="what is best")
+    ] = "mAP50-95"
+    max_bad_steps: Annotated[AtLeastOne, Field(description="steps in a row that are not finite before stopping")] = 10
+    save_minutes: Annotated[
+        NotNegative, Field(description="also save inside an epoch, so often; 0: only at its end")
+    ] = 10.0
+    on_save_error: Annotated[Literal["stop", "warn"], Field(description="when a checkpoint cannot be written")] = "stop"
     save_period: Annotated[int, Field(ge=-1, description="also keep every n-th epoch's checkpoint; -1: none")] = -1
     resume: Annotated[FilePath | None, Field(description="a run's folder or checkpoint to go on from")] = None
 

@@ -93,6 +93,13 @@ def sum_over_ranks(values: Tensor) -> Tensor:
     return values
 
 
+def max_over_ranks(value: Tensor) -> Tensor:
+    """The largest of all ranks' values, in place, the same on each; every rank must call it."""
+    if active():
+        dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    return value
+
+
 @torch.no_grad()
 def average_over_ranks(tensors: Sequence[Tensor]) -> None:
     """Replace each floating tensor by its mean over all ranks, in one reduction; every rank must call it."""

@@ -20,6 +20,18 @@ class CheckpointError(DetectorError):
     """A checkpoint is missing, damaged or made for something else."""
 
 
+class TrainingError(DetectorError):
+    """A run cannot go on: its numbers are not finite, or its checkpoint cannot be written."""
+
+
+class Interrupted(BaseException):
+    """A signal asked the program to stop; not an error, and not to be caught on the way out."""
+
+    def __init__(self, number: int):
+        super().__init__(f"stopped by signal {number}")
+        self.number = number
+
+
 def did_you_mean(word: object, known: Iterable[str]) -> str:
     """' Did you mean 'x'?' for the known word nearest to a misspelt one, or nothing."""
     near = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.5)

@@ -1,5 +1,6 @@
-"""The same arithmetic on every machine that tests: few threads, no GPU nondeterminism."""
+"""One thread for the small networks of the tests, in this process and those it starts: two would wait for each other
+whenever the machine has something else to do."""
 
-import torch
+import os
 
-torch.set_num_threads(2)
+os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -2,10 +2,8 @@
 
 import csv
 import os
-import signal
 import subprocess
 import sys
-import time
 
 import cv2
 import numpy as np
@@ -234,19 +232,3 @@ def test_a_missing_source_is_named(tmp_path, common, capsys):
     assert run("predict", folder / "weights" / "best.pt", tmp_path / "no*.jpg", f"project={tmp_path}") == 2
     assert "no image there" in capsys.readouterr().err
     assert not (tmp_path / "predict").exists()
-
-
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signals_end_a_run_with_their_status(tmp_path, common, number, status):
-    command = [sys.executable, "-m", "detector", "train", *common, "epochs=500", "workers=2"]
-    command += [f"project={tmp_path}", "name=run"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    last = tmp_path / "run" / "weights" / "last.pt"
-    deadline = time.monotonic() + 120
-    while not last.exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    process.send_signal(number)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == status
-    assert "Traceback" not in error
-    assert torch.load(last, weights_only=True)["epoch"] >= 1

@@ -13,9 +13,12 @@ from detector.errors import ConfigError
 from detector.training import checkpoint
 from detector.training import run as training_run
 from detector.training.precision import choose_devices
-from detector.training.run import TrainResult
+from detector.training.run import TrainResult, say_now
 
-CHANGEABLE = {"device", "workers", "cache", "patience", "save_period", "plots"}
+CHANGEABLE = {
+    "batch", "cache", "data", "device", "max_bad_steps", "on_save_error", "patience", "plots", "save_minutes",
+    "save_period", "val", "workers",
+}  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
@@ -52,7 +55,7 @@ def read(file: Path | None, overrides: Sequence[str]) -> tuple[Settings, Path | 
     if settings.resume is None:
         return settings, None, None
     path = checkpoint.locate(settings.resume)
-    saved = checkpoint.read(path)
+    saved = checkpoint.read_latest(path, say_now)
     if "optimizer" not in saved:
         last = path.parent / "last.pt"
         raise ConfigError(
@@ -62,15 +65,21 @@ def read(file: Path | None, overrides: Sequence[str]) -> tuple[Settings, Path | 
 
 
 def resumed(settings: Settings, saved: dict[str, Any], path: Path) -> Settings:
-    """The saved run's settings with the changes that a resume allows. ConfigError names one it does not."""
-    changes = {key: getattr(settings, key) for key in settings.model_fields_set - {"resume"}}
-    refused = sorted(key for key in changes.keys() - CHANGEABLE if changes[key] != saved["settings"].get(key))
+    """The saved run's settings with the changes that a resume allows, which are said; ConfigError names another.
+
+    Windows keep their images at another batch or number of devices; only their cut changes.
+    """
+    written, before = settings.model_dump(mode="json"), saved["settings"]
+    changes = {key: written[key] for key in settings.model_fields_set - {"resume"} if written[key] != before.get(key)}
+    refused = sorted(changes.keys() - CHANGEABLE)
     if refused:
         raise ConfigError(
-            f"resume={settings.resume}: '{refused[0]}' cannot change in the middle of a run "
-            f"(it was {saved['settings'].get(refused[0])}); these can: {', '.join(sorted(CHANGEABLE))}"
+            f"resume={settings.resume}: '{refused[0]}' cannot change in the middle of a run (it is "
+            f"{before.get(refused[0])}); these can: {', '.join(sorted(CHANGEABLE))}"
         )
-    return validated(Settings, {**saved["settings"], **changes}, {}, str(path))
+    for key, value in sorted(changes.items()):
+        say_now(f"changed   {key} {before.get(key)} -> {value}")
+    return validated(Settings, {**before, **changes}, {}, str(path))
 
 
 def _plain(value: Any) -> Any:

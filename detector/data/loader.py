@@ -122,7 +122,8 @@ def _loader(
 
 def _start_worker(worker: int) -> None:
     cv2.setNumThreads(0)  # the workers are the parallelism; OpenCV's threads do not survive a fork either
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it may still want the batches of this step
+    for number in (signal.SIGINT, signal.SIGTERM):  # the parent's, which may still want the batches of this step
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _raised(batches: Iterable[Any]) -> Iterator[Any]:

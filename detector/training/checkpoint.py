@@ -5,11 +5,15 @@ A file is a dictionary with `format`, `model` and `ema` (fp32 state dicts), what
 `TrainState`.
 """
 
+import hashlib
 import io
 import os
 import pickle
 import platform
+import shutil
+import struct
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +26,26 @@ from detector.model.network import Network, network_from_description
 from detector.training.precision import choose_device, choose_precision
 
 FORMAT = 1
+SEAL = b"sha256:"
+SEALED = len(SEAL) + 64  # bytes of the seal at a file's end
 
 
-def write(path: Path, contents: dict[str, Any]) -> None:
-    """Write a checkpoint so that `path` is at every moment the old file or the new one, whole."""
+def write(path: Path, contents: dict[str, Any], keep_previous: bool = False) -> None:
+    """Write a checkpoint so that `path` is at every moment the old file or the new one, whole.
+
+    keep_previous: the old file stays, as NAME.prev.pt. Raises OSError, and leaves both as they were, where the disk is
+    full.
+    """
     buffer = io.BytesIO()
     torch.save({"format": FORMAT, "versions": versions(), **contents}, buffer)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(buffer.getbuffer())
+            file.write(sealed(buffer.getvalue()))
             file.flush()
             os.fsync(file.fileno())
+        if keep_previous and path.exists():
+            set_aside(path)
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -44,6 +56,35 @@ def write(path: Path, contents: dict[str, Any]) -> None:
         os.close(folder)
 
 
+def previous_of(path: Path) -> Path:
+    return path.with_suffix(f".prev{path.suffix}")
+
+
+def set_aside(path: Path) -> None:
+    """Make the file also NAME.prev.pt, without a moment at which `path` is missing."""
+    link = path.with_name(f".{path.name}.link")
+    link.unlink(missing_ok=True)
+    try:
+        os.link(path, link)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(path, link)
+    os.replace(link, previous_of(path))
+
+
+def sealed(data: bytes) -> bytes:
+    """A zip file's bytes with their SHA-256 in its comment, where readers of zip files expect anything."""
+    body, comment = data[:-2], SEAL + hashlib.sha256(data[:-2]).hexdigest().encode()
+    return body + struct.pack("<H", len(comment)) + comment
+
+
+def check_seal(path: Path) -> None:
+    """Raise CheckpointError where a file is not what was sealed; a file without a seal is let pass."""
+    data = path.read_bytes()
+    start = data.rfind(SEAL, -SEALED)
+    if start >= 0 and data[start + len(SEAL) :] != hashlib.sha256(data[: start - 2]).hexdigest().encode():
+        raise CheckpointError(f"{path}: damaged: its contents are not those that were written")
+
+
 def versions() -> dict[str, str]:
     return {"detector": detector.__version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
@@ -51,6 +92,7 @@ def versions() -> dict[str, str]:
 def read(path: Path) -> dict[str, Any]:
     """The contents of a checkpoint, on the CPU. Raises CheckpointError for anything but one of our files."""
     try:
+        check_seal(path)
         saved = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such checkpoint file") from None
@@ -61,6 +103,8 @@ def read(path: Path) -> dict[str, Any]:
             f"{path}: holds more than plain tensors and data, and is not opened because it could run code; "
             "only checkpoints of this trainer are read"
         ) from None
+    except CheckpointError:
+        raise
     except (RuntimeError, EOFError, OSError, ValueError) as error:
         raise CheckpointError(f"{path}: not a checkpoint, or a damaged one ({str(error).splitlines()[0]})") from None
     if not isinstance(saved, dict) or "format" not in saved:
@@ -75,11 +119,23 @@ def read(path: Path) -> dict[str, Any]:
 def locate(path: Path) -> Path:
     """The checkpoint to resume from: a run's weights/NAME.pt itself, or its folder's weights/last.pt."""
     file = path / "weights" / "last.pt" if path.is_dir() else path
-    if not file.exists():
+    if not file.exists() and not previous_of(file).exists():
         raise CheckpointError(f"{file}: no such checkpoint; name a run's folder, or a .pt file in its weights/")
     if file.parent.name != "weights":  # the run goes on in the folder that holds weights/
         raise CheckpointError(f"{file}: not in a run's weights/; start a new run from it with weights={file}")
     return file
+
+
+def read_latest(path: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """`read`; where the file is damaged or gone, what it was before (NAME.prev.pt), and this is said."""
+    try:
+        return read(path)
+    except CheckpointError as error:
+        if not previous_of(path).exists():
+            raise
+        saved = read(previous_of(path))
+        say(f"warning: {error}; going on from {previous_of(path)}")
+        return saved
 
 
 def network_of(saved: dict[str, Any], path: Path) -> Network:

@@ -118,16 +118,26 @@ def epoch_order(images: int, seed: int, epoch: int) -> np.ndarray:
     return generator(seed, Purpose.ORDER, epoch).permutation(images)
 
 
-def epoch_windows(images: int, cut: Cut, seed: int, epoch: int, done: int = 0, warmup: float = 0.0) -> Iterator[Window]:
+def epoch_windows(
+    images: int,
+    cut: Cut,
+    seed: int,
+    epoch: int,
+    done: int = 0,
+    warmup: float = 0.0,
+    batch: int | None = None,
+    devices: int | None = None,
+) -> Iterator[Window]:
     """The windows of an epoch from position `done` on.
 
-    warmup: epochs over which the window ramps up; 0 for none.
+    warmup: epochs over which the window ramps up; 0 for none. batch and devices: how the windows are cut where that is
+    another way than `cut` was planned for; their images stay the same.
     """
     order = epoch_order(images, seed, epoch)
     while done < images:
         now = ramped(cut, epoch + done / images, warmup)
         size = next_window(images - done, now.window)
-        yield Window(epoch, done, split(order[done : done + size], cut.batch, cut.devices))
+        yield Window(epoch, done, split(order[done : done + size], batch or cut.batch, devices or cut.devices))
         done += size
 
 

@@ -1,8 +1,9 @@
 """A run, read as a table of contents."""
 
+import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
@@ -15,10 +16,11 @@ from detector import distributed
 from detector.config import Settings
 from detector.data.batch import Batch, blank_batch
 from detector.data.loader import TrainingLoader, training_loader, validation_batches
-from detector.errors import ConfigError, DetectorError
+from detector.errors import ConfigError, DetectorError, Interrupted, TrainingError
 from detector.evaluation.coco import GroundTruth
 from detector.evaluation.evaluate import Evaluation, detect, ground_truth_of, judge
 from detector.loss.criterion import TERMS
+from detector.model.network import Network
 from detector.model.norm import renorm_limits, set_renorm_limits
 from detector.reporting.draw import save_image
 from detector.reporting.plots import plot_history
@@ -27,15 +29,17 @@ from detector.reporting.samples import training_batch_image
 from detector.reporting.summary import draw_evaluation
 from detector.reporting.table import format_class_table, write_csv
 from detector.training import checkpoint
+from detector.training.interrupt import Interruption
+from detector.training.lock import locked
 from detector.training.norms import set_modes
 from detector.training.optim import Rates
 from detector.training.plan import Window, epoch_windows
 from detector.training.precision import choose_device
+from detector.training.saving import Saver
 from detector.training.setup import Parts, Say, prepare
 from detector.training.state import Best, TrainState
-from detector.training.step import train_window
+from detector.training.step import StepReport, train_window
 
-FITNESS = "mAP50-95"
 Result = TypeVar("Result")
 
 
@@ -60,32 +64,62 @@ def train(
     """Train by the settings, from the start or from the checkpoint `saved`, which was read from `resume_from`.
 
     Under torchrun every process calls this alike. Raises ConfigError, DataError or CheckpointError before anything is
-    written.
+    written; TrainingError where a run cannot go on; Interrupted after Ctrl-C or SIGTERM, with everything saved.
     """
-    with distributed.process_group(choose_device(settings.device)):
+    with ExitStack() as stack:
+        stack.enter_context(distributed.process_group(choose_device(settings.device)))
         if not distributed.is_main():
             say = silent
-        parts, state, folder = together(lambda: begin(settings, resume_from, saved, say))
-        model = distributed.parallel(state.network, parts.device)
-        loader = training_loader(parts.training, parts.workers, pin_memory=parts.device.type == "cuda")
-        truth = ground_truth_of(parts.validation.index)
+        parts, state, folder = together(lambda: begin(settings, resume_from, saved, say, stack))
+        saver = Saver(folder, parts, say)
+        if saved is None:
+            saver.save(state)  # from the first second on a run can be resumed
+        run = Run(parts, state, saver, stack.enter_context(Interruption()), say)
         try:
-            while state.epoch < settings.epochs and not out_of_patience(state, settings.patience):
-                start = time.perf_counter()
-                row = train_epoch(parts, state, model, loader, folder)
-                if settings.val and (evaluation := validate(parts, state, truth)):
-                    row |= evaluation.row()
-                row["seconds"] = time.perf_counter() - start
-                row = distributed.from_main(row)
-                record(parts, state, row, folder)
-                say(progress_line(row, state, settings.epochs))
+            run_epochs(run)
+            return finish(run)
         except BaseException:
-            if state.epoch:
-                say(f"go on with: detector train resume={folder}")
+            say(f"go on with: detector train resume={folder}")
             raise
-        if out_of_patience(state, settings.patience):
-            say(f"stopped early: no better {FITNESS} in {settings.patience} epochs")
-        return finish(parts, state, truth, folder, say)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the functions below hand to one another."""
+
+    parts: Parts
+    state: TrainState
+    saver: Saver
+    interruption: Interruption
+    say: Say
+
+    def stop_if_asked(self) -> None:
+        """At a window's edge, where the state is whole: save and leave if any rank got a signal."""
+        number = self.interruption.number or 0
+        if distributed.world_size() > 1:
+            number = int(distributed.max_over_ranks(torch.tensor(number, device=self.parts.device)))
+        if number:
+            self.saver.save(self.state)
+            raise Interrupted(number)
+
+
+def run_epochs(run: Run) -> None:
+    """Train and validate, epoch by epoch, from the state's position to the end."""
+    parts, state, settings = run.parts, run.state, run.parts.settings
+    model = distributed.parallel(state.network, parts.device)
+    loader = training_loader(parts.training, parts.workers, pin_memory=parts.device.type == "cuda")
+    truth = ground_truth_of(parts.validation.index)
+    while state.epoch < settings.epochs and not out_of_patience(state, settings.patience):
+        start = time.perf_counter()
+        train_epoch(run, model, loader)
+        run.stop_if_asked()
+        evaluation = validate(run, state.ema.network, truth) if settings.val else None
+        row = distributed.from_main(epoch_row(parts, state, evaluation))
+        record(run, row)
+        run.say(progress_line(row, state, settings, time.perf_counter() - start))
+        run.stop_if_asked()
+    if out_of_patience(state, settings.patience):
+        run.say(f"stopped early: no better {settings.metric} in {settings.patience} epochs")
 
 
 def silent(text: str) -> None:
@@ -104,9 +138,9 @@ def together(action: Callable[[], Result]) -> Result:
 
 
 def begin(
-    settings: Settings, resume_from: Path | None, saved: dict[str, Any] | None, say: Say
+    settings: Settings, resume_from: Path | None, saved: dict[str, Any] | None, say: Say, stack: ExitStack
 ) -> tuple[Parts, TrainState, Path]:
-    """Everything checked and built, and then the run's folder."""
+    """Everything checked and built, and then the run's folder, locked until `stack` is left."""
     parts, state = prepare(settings, saved, say)
     folder = Path()
     if distributed.is_main():
@@ -114,6 +148,7 @@ def begin(
             folder = resume_from.parent.parent
         else:
             folder = create_folder(settings.project, settings.name, "train", settings.exist_ok)
+        stack.enter_context(locked(folder))
         (folder / "weights").mkdir(exist_ok=True)
         (folder / "settings.yaml").write_text(parts.settings.to_yaml(), encoding="utf-8")
         say(f"run       {folder}")
@@ -148,19 +183,17 @@ def create_folder(project: Path, name: str | None, default: str, exist_ok: bool)
     raise AssertionError("unreachable")
 
 
-def train_epoch(
-    parts: Parts, state: TrainState, model: nn.Module, loader: TrainingLoader, folder: Path
-) -> dict[str, float]:
-    """Train from the state's position to the end of its epoch; returns the epoch's row of metrics."""
-    settings, images = parts.settings, len(parts.training)
-    windows = list(epoch_windows(images, parts.cut, settings.seed, state.epoch, state.done, parts.ramp))
+def train_epoch(run: Run, model: nn.Module, loader: TrainingLoader) -> None:
+    """Train from the state's position to the end of its epoch."""
+    parts, state, settings = run.parts, run.state, run.parts.settings
+    images, world = len(parts.training), distributed.world_size()
+    position = state.epoch, state.done
+    windows = list(epoch_windows(images, state.cut, settings.seed, *position, parts.ramp, settings.batch, world))
     batches = my_micro_batches(parts, state.epoch, windows, loader)
-    if settings.plots and distributed.is_main() and wants_pictures(state.epoch, settings):
-        batches = pictured(batches, parts.names, folder, state.epoch)
+    if settings.plots and distributed.is_main() and state.done == 0 and wants_pictures(state.epoch, settings):
+        batches = pictured(batches, parts.names, run.saver.folder, state.epoch)
     set_modes(state.network, settings.norm == "frozen")
 
-    sums = torch.zeros(len(TERMS), dtype=torch.float64)
-    trained = 0
     with Progress(state.epoch, settings.epochs, images, state.done, shown=distributed.is_main()) as bar:
         for window in windows:
             progress = state.epoch + (window.done + window.images) / images
@@ -169,12 +202,35 @@ def train_epoch(
             micro_batches = (batch.to(parts.device) for batch in islice(batches, window.accumulate))
             report = train_window(state, model, parts.rules, window, micro_batches, rates)
             state.done = window.done + window.images
-            trained += window.images
-            sums += torch.tensor(report.losses, dtype=torch.float64) * window.images
+            if report.applied:
+                state.loss_sums = [a + b * window.images for a, b in zip(state.loss_sums, report.losses, strict=True)]
+            else:
+                bad_step(run, window, report)
             bar.update(state.done, named(report.losses), rates.lr, window.accumulate, gpu_memory(parts.device))
-    state.epoch, state.done = state.epoch + 1, 0
-    losses = named((sums / max(trained, 1)).tolist())
-    return {"epoch": state.epoch, "step": state.step, **losses, "lr": rates_at(parts, state.epoch).lr}
+            if run.saver.due():
+                run.saver.save(state)
+            run.stop_if_asked()
+
+
+def bad_step(run: Run, window: Window, report: StepReport) -> None:
+    """Say which images a step that was not finite had; stop where there were too many in a row."""
+    state, limit = run.state, run.parts.settings.max_bad_steps
+    samples = sorted(sample for device in window.micro_batches for micro in device for sample in micro)
+    shown = ", ".join(map(str, samples[:8])) + (", ..." if len(samples) > 8 else "")
+    run.say(f"warning: step skipped: gradient {report.norm}, losses {report.losses}; images {shown}")
+    if state.skipped_in_a_row >= limit:
+        raise TrainingError(
+            f"{limit} steps in a row were not finite, and nothing was learned from them. Lower lr0, or set amp=fp32; "
+            f"the last good checkpoint is {run.saver.last}"
+        )
+
+
+def epoch_row(parts: Parts, state: TrainState, evaluation: Evaluation | None) -> dict[str, float]:
+    """A finished epoch's row of metrics.csv."""
+    epoch = state.epoch + 1
+    losses = named([one / len(parts.training) for one in state.loss_sums])
+    row = {"epoch": epoch, "step": state.step, **losses, "lr": rates_at(parts, epoch).lr}
+    return row | (evaluation.row() if evaluation else {})
 
 
 def my_micro_batches(parts: Parts, epoch: int, windows: Sequence[Window], loader: TrainingLoader) -> Iterator[Batch]:
@@ -214,69 +270,67 @@ def pictured(
         yield batch
 
 
-def validate(parts: Parts, state: TrainState, truth: GroundTruth) -> Evaluation | None:
-    """The averaged network's evaluation on the validation images, on the main rank; all ranks share the work."""
+def validate(run: Run, network: Network, truth: GroundTruth) -> Evaluation | None:
+    """A network's evaluation on the validation images, on the main rank; all ranks share the work."""
+    parts, alone = run.parts, distributed.world_size() == 1
     batches = validation_batches(
         parts.validation, parts.settings.batch, parts.workers, distributed.rank(), distributed.world_size()
     )
-    found = dict(detect(state.ema.network, batches, device=parts.device, autocast=parts.rules.precision.autocast))
+    found = dict(
+        detect(
+            network,
+            batches,
+            device=parts.device,
+            autocast=parts.rules.precision.autocast,
+            on_batch=(lambda images: run.stop_if_asked()) if alone else None,  # ranks have not equally many batches
+        )
+    )
     everywhere = {index: one for part in distributed.gather(found) for index, one in part.items()}
     if not distributed.is_main():
         return None
     return judge(truth, [everywhere[index] for index in range(len(truth))], parts.names)
 
 
-def record(parts: Parts, state: TrainState, row: dict[str, float], folder: Path) -> None:
-    """Take a finished epoch into the history, the table, the curves and the checkpoints."""
+def record(run: Run, row: dict[str, float]) -> None:
+    """Take a finished epoch into the state, the checkpoints, the table and the curves."""
+    state, settings, folder = run.state, run.parts.settings, run.saver.folder
     state.history.append(row)
-    fitness = row.get(FITNESS, float(state.epoch))  # without validation the last epoch counts as the best
-    better = state.best.epoch < 0 or fitness > state.best.fitness  # the first counts even where it is not a number
-    if better:
+    state.epoch, state.done, state.loss_sums = state.epoch + 1, 0, [0.0] * len(TERMS)
+    fitness = row.get(settings.metric, float(state.epoch))  # without validation the last epoch counts as the best
+    if state.best.epoch < 0 or fitness > state.best.fitness:  # the first counts even where it is not a number
         state.best = Best(fitness, state.epoch)
-    if not distributed.is_main():
-        return
-    about = {
-        "description": state.network.description,
-        "names": list(parts.names),
-        "imgsz": parts.settings.imgsz,
-        "settings": parts.settings.model_dump(mode="json"),
-        "metrics": row,
-    }
-    contents = {**about, **state.state_dict()}
-    checkpoint.write(folder / "weights" / "last.pt", contents)
-    if better:
-        lean = {**about, **{key: contents[key] for key in ("model", "ema", "epoch")}}
-        checkpoint.write(folder / "weights" / "best.pt", lean)
-    if parts.settings.save_period > 0 and state.epoch % parts.settings.save_period == 0:
-        checkpoint.write(folder / "weights" / f"epoch{state.epoch}.pt", contents)
-    write_csv(folder / "metrics.csv", state.history)
-    if parts.settings.plots:
-        plot_history(state.history, folder / "curves.png")
+    run.saver.save_epoch(state)
+    if distributed.is_main():
+        write_csv(folder / "metrics.csv", state.history)
+        if settings.plots:
+            plot_history(state.history, folder / "curves.png")
 
 
 def out_of_patience(state: TrainState, patience: int) -> bool:
     return bool(patience) and state.epoch - max(state.best.epoch, 0) >= patience
 
 
-def progress_line(row: dict[str, float], state: TrainState, epochs: int) -> str:
+def progress_line(row: dict[str, float], state: TrainState, settings: Settings, seconds: float) -> str:
     losses = "  ".join(f"{name} {row[name]:.3f}" for name in TERMS)
-    metrics = "  ".join(f"{name} {row[name]:.3f}" for name in ("mAP50", FITNESS) if name in row)
+    shown = dict.fromkeys(("mAP50", "mAP50-95", settings.metric))
+    metrics = "  ".join(f"{name} {row[name]:.3f}" for name in shown if name in row)
     mark = "  best" if state.best.epoch == state.epoch else ""
     skipped = f"  {state.skipped} steps skipped" if state.skipped else ""
-    return f"epoch {state.epoch}/{epochs}  {losses}  {metrics}  {row['seconds']:.1f} s{mark}{skipped}"
+    return f"epoch {state.epoch}/{settings.epochs}  {losses}  {metrics}  {seconds:.1f} s{mark}{skipped}"
 
 
-def finish(parts: Parts, state: TrainState, truth: GroundTruth, folder: Path, say: Say) -> TrainResult:
+def finish(run: Run) -> TrainResult:
     """Measure the best checkpoint once more, print its table and draw its curves."""
-    best, last = folder / "weights" / "best.pt", folder / "weights" / "last.pt"
-    weights = checkpoint.read(best)["ema"] if distributed.is_main() else None
-    state.ema.network.load_state_dict(distributed.from_main(weights))
-    evaluation = validate(parts, state, truth)
+    parts, saver = run.parts, run.saver
+    weights = checkpoint.read(saver.best)["ema"] if distributed.is_main() else None
+    network = copy.deepcopy(run.state.ema.network)  # the state stays what it is, for whoever saves it
+    network.load_state_dict(distributed.from_main(weights))
+    evaluation = validate(run, network, ground_truth_of(parts.validation.index))
     if evaluation is None:
-        return TrainResult(folder, best, last, {})
-    say(format_class_table(evaluation, parts.names))
+        return TrainResult(saver.folder, saver.best, saver.last, {})
+    run.say(format_class_table(evaluation, parts.names))
     if parts.settings.plots:
-        draw_evaluation(evaluation, parts.validation, parts.names, folder)
-    say(f"best      {best} (epoch {state.best.epoch})")
-    say(f"pictures  {folder}")
-    return TrainResult(folder, best, last, evaluation.row())
+        draw_evaluation(evaluation, parts.validation, parts.names, saver.folder)
+    run.say(f"best      {saver.best} (epoch {run.state.best.epoch})")
+    run.say(f"pictures  {saver.folder}")
+    return TrainResult(saver.folder, saver.best, saver.last, evaluation.row())

@@ -36,7 +36,6 @@ class Parts:
 
     settings: Settings  # resolved: what `auto` came to is written in
     device: torch.device
-    cut: Cut
     warmup: float  # epochs
     schedule: Schedule
     rules: StepRules
@@ -73,21 +72,20 @@ def prepare(settings: Settings, saved: dict[str, Any] | None, say: Say) -> tuple
     if device.type != "mps":  # measured to help on CPUs and on GPUs with tensor cores
         network = network.to(memory_format=torch.channels_last)
     optimizer = build_optimizer(network, choice, weight_decay(settings, cut))
-    state = TrainState(network, Ema(network), optimizer, precision.scaler())
+    state = TrainState(network, Ema(network), optimizer, precision.scaler(), cut=cut)
     if saved is not None:
-        restore(state, saved, names)
+        restore(state, saved, training)
 
     gains = settings.box, settings.cls, settings.dfl
     criterion = DetectionLoss(network.reg_max, network.strides, *gains)
     parts = Parts(
         settings=settings,
         device=device,
-        cut=cut,
         warmup=settings.warmup(),
         schedule=Schedule(
             epochs=settings.epochs,
             warmup=settings.warmup(),
-            lr0=settings.lr0 * lr_factor(cut, settings.nbs, settings.scale_lr, per_device),
+            lr0=settings.lr0 * lr_factor(state.cut, settings.nbs, settings.scale_lr, per_device),
             lrf=settings.lrf,
             momentum=settings.momentum,
             warmup_momentum=settings.warmup_momentum,
@@ -100,7 +98,7 @@ def prepare(settings: Settings, saved: dict[str, Any] | None, say: Say) -> tuple
         names=names,
         workers=worker_count(settings.workers),
     )
-    introduce(parts, network, say)
+    introduce(parts, state, say)
     return parts, state
 
 
@@ -148,19 +146,29 @@ def freeze(network: Network, layers: int | list[int]) -> None:
         network.model[layer].requires_grad_(False)
 
 
-def restore(state: TrainState, saved: dict[str, Any], names: tuple[str, ...]) -> None:
-    if tuple(saved["names"]) != names:
-        raise CheckpointError(f"the data set's classes {list(names)} are not the checkpoint's {saved['names']}")
+def restore(state: TrainState, saved: dict[str, Any], training: Index) -> None:
+    """Take up a saved state. Raises CheckpointError where it belongs to other images or another network."""
+    if tuple(saved["names"]) != training.names:
+        raise CheckpointError(
+            f"the data set's classes {list(training.names)} are not those of the run, {saved['names']}"
+        )
+    if saved["images"] != len(training):
+        raise CheckpointError(
+            f"the data set has {len(training)} training images, and the run's had {saved['images']}: "
+            "a run goes on with its own images; start a new one from its weights"
+        )
     state.load_state_dict(saved)
 
 
-def introduce(parts: Parts, network: Network, say: Say) -> None:
+def introduce(parts: Parts, state: TrainState, say: Say) -> None:
     """Print what was chosen, as arithmetic where it is arithmetic."""
-    settings, cut, images = parts.settings, parts.cut, len(parts.training)
-    parameters = sum(parameter.numel() for parameter in network.parameters())
+    settings, cut, images, world = parts.settings, state.cut, len(parts.training), distributed.world_size()
+    parameters = sum(parameter.numel() for parameter in state.network.parameters())
     steps, total = -(-images // cut.window), count_steps(images, cut, settings.epochs, parts.ramp)
     boxes = len(parts.training.index.classes)
-    devices = "device" if cut.devices == 1 else "devices"
+    accumulate = -(-cut.window // (settings.batch * world))
+    planned = cut.window == settings.batch * accumulate * world
+    devices = f"{world} {'device' if world == 1 else 'devices'}{'' if planned else ' at most'}"
     decay = f"{settings.weight_decay:g} x {cut.window}/{settings.nbs} = {weight_decay(settings, cut):g}"
     say(f"model     {settings.model}, {parameters:,} parameters, {len(parts.names)} classes")
     say(f"data      {images:,} images with {boxes:,} boxes, {len(parts.validation):,} for validation; {settings.data}")
@@ -169,8 +177,8 @@ def introduce(parts: Parts, network: Network, say: Say) -> None:
         f"{parts.workers} loader processes"
     )
     say(
-        f"window    {cut.window} images a step = {cut.batch} a micro-batch x {cut.accumulate} accumulated x "
-        f"{cut.devices} {devices}; {steps:,} steps an epoch, {total:,} in all"
+        f"window    {cut.window} images a step = {settings.batch} a micro-batch x {accumulate} accumulated x "
+        f"{devices}; {steps:,} steps an epoch, {total:,} in all"
     )
     rate, factor = parts.schedule.lr0, parts.schedule.lr0 / settings.lr0
     lr0 = f"{settings.lr0:g}"

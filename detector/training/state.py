@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 from detector.errors import CheckpointError
+from detector.loss.criterion import TERMS
 from detector.training.ema import Ema
+from detector.training.plan import Cut
 
 
 @dataclass
@@ -36,6 +38,10 @@ class TrainState:
     skipped: int = 0  # steps whose gradient was not finite
     skipped_in_a_row: int = 0
     loss_scale: float = 64.0  # about the last window's target weight, a power of two
+    cut: Cut = field(
+        default_factory=lambda: Cut(1, 1)
+    )  # plans the windows; they stay when a run goes on at another batch
+    loss_sums: list[float] = field(default_factory=lambda: [0.0] * len(TERMS))  # losses * images of this epoch so far
     best: Best = field(default_factory=Best)
     history: list[dict[str, float]] = field(default_factory=list)  # one row of metrics an epoch
 
@@ -53,6 +59,8 @@ class TrainState:
             "skipped": self.skipped,
             "skipped_in_a_row": self.skipped_in_a_row,
             "loss_scale": self.loss_scale,
+            "cut": [self.cut.batch, self.cut.accumulate, self.cut.devices],
+            "loss_sums": self.loss_sums,
             "best": {"fitness": self.best.fitness, "epoch": self.best.epoch},
             "history": self.history,
         }
@@ -71,6 +79,7 @@ class TrainState:
         self.ema.steps = saved["ema_steps"]
         if saved["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(saved["scaler"])
-        for name in ("epoch", "done", "step", "skipped", "skipped_in_a_row", "loss_scale", "history"):
+        for name in ("epoch", "done", "step", "skipped", "skipped_in_a_row", "loss_scale", "loss_sums", "history"):
             setattr(self, name, saved[name])
         self.best = Best(**saved["best"])
+        self.cut = Cut(*saved["cut"])

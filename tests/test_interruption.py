@@ -1,0 +1,139 @@
+"""Nothing lost: a run that is killed anywhere and resumed ends with the weights of the run that was not."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from scenes import TINY, write_dataset
+from test_training import run, same, train, weights
+
+from detector.errors import CheckpointError
+from detector.training import checkpoint
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def common(tmp_path_factory):
+    data = write_dataset(tmp_path_factory.mktemp("data"), train=24)
+    return [f"data={data}", f"model={TINY}", "imgsz=64", "batch=2", "nbs=4", "device=cpu", "plots=false", "epochs=4"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, common):
+    return train(tmp_path_factory.mktemp("whole"), [*common, "workers=0"], "whole")
+
+
+def start(folder, common, *overrides):
+    command = [sys.executable, "-m", "detector", "train", *common, f"project={folder}", "name=run", *overrides]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(path, process):
+    deadline = time.monotonic() + 120
+    while not path.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def assert_ends_like(folder, whole):
+    assert run("train", f"resume={folder}") == 0
+    assert same(folder, whole)
+    assert (folder / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
+
+
+@pytest.mark.parametrize(("workers", "seconds"), [(0, 0.0), (0, 0.4), (0, 1.1), (2, 0.2), (2, 0.9)])
+def test_a_killed_run_ends_like_one_that_was_not(tmp_path, common, whole, workers, seconds):
+    """save_minutes is so short that every window is saved: it is killed, and goes on, inside epochs."""
+    process = start(tmp_path, common, f"workers={workers}", "save_minutes=1e-9")
+    folder = tmp_path / "run"
+    wait_for(folder / "weights" / "last.pt", process)
+    time.sleep(seconds)
+    process.kill()
+    process.communicate()
+    assert_ends_like(folder, whole)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_stops_with_its_status(tmp_path, common, whole, number, status):
+    process = start(tmp_path, common, "workers=2")
+    folder = tmp_path / "run"
+    wait_for(folder / "weights" / "last.pt", process)
+    time.sleep(0.3)
+    process.send_signal(number)
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == status
+    assert "Traceback" not in error
+    assert f"go on with: detector train resume={folder}" in out
+    assert_ends_like(folder, whole)
+
+
+def test_a_run_stopped_at_every_window_and_at_another_batch_each_time_takes_the_same_steps(tmp_path, common):
+    """Windows keep their images when the batch changes; with frozen norms only rounding is left."""
+    exact = [*common, "workers=0", "amp=fp32", "bn=frozen", "optimizer=SGD", "epochs=2", "save_period=1"]
+    expected = weights(train(tmp_path, exact, "whole"))
+    folder = train(tmp_path, exact, "cut")
+    os.replace(folder / "weights" / "epoch1.pt", folder / "weights" / "last.pt")
+    assert run("train", f"resume={folder}", "batch=3") == 0
+    for name, value in weights(folder).items():
+        if value.dtype.is_floating_point:
+            torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6)
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, common, whole, capsys):
+    folder = train(tmp_path, [*common, "workers=0"], "run", "save_period=2")
+    last = folder / "weights" / "last.pt"
+    assert checkpoint.read(checkpoint.previous_of(last))["epoch"] == 3
+    data = bytearray(last.read_bytes())
+    data[len(data) // 2] ^= 1
+    last.write_bytes(data)
+    with pytest.raises(CheckpointError, match="damaged"):
+        checkpoint.read(last)
+    assert run("train", f"resume={folder}") == 0
+    assert "last.prev.pt" in capsys.readouterr().out
+    assert same(folder, whole)
+
+
+def test_two_runs_never_share_a_folder(tmp_path, common, capsys):
+    process = start(tmp_path, common, "workers=0", "epochs=500")
+    folder = tmp_path / "run"
+    wait_for(folder / "weights" / "last.pt", process)
+    assert run("train", f"resume={folder}") == 2
+    assert f"process {process.pid} is training in this folder" in capsys.readouterr().err
+    process.kill()
+    process.communicate()
+    assert run("train", f"resume={folder}", "batch=4", "lr0=3") == 2  # a lock without its process holds nothing
+    assert "'lr0' cannot change" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("rule", "status"), [("stop", 2), ("warn", 0)])
+def test_a_full_disk_keeps_the_old_file(tmp_path, common, capsys, monkeypatch, rule, status):
+    written = []
+    real = os.fsync
+
+    def full_at_the_third(descriptor):
+        written.append(descriptor)
+        if len(written) > 4:
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full_at_the_third)
+    options = [*common, "workers=0", f"on_save_error={rule}", f"project={tmp_path}", "name=run"]
+    assert run("train", *options) == status
+    shown = capsys.readouterr()
+    assert "No space left on device" in shown.out + shown.err
+    assert torch.load(tmp_path / "run" / "weights" / "last.pt", weights_only=True)["epoch"] < 4
+    assert not list((tmp_path / "run" / "weights").glob(".*"))
+
+
+def test_steps_that_are_never_finite_stop_the_run_with_the_reason(tmp_path, common, capsys):
+    options = [*common, "workers=0", "box=1e38", "max_bad_steps=3", f"project={tmp_path}", "name=run"]
+    assert run("train", *options) == 2
+    shown = capsys.readouterr()
+    assert "3 steps in a row were not finite" in shown.err
+    assert "images" in shown.out
+    saved = torch.load(tmp_path / "run" / "weights" / "last.pt", weights_only=True)
+    assert all(value.isfinite().all() for value in saved["model"].values())
