@@ -49,7 +49,9 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="SOURCE | key=value",
         help="files, folders, globs, text files of paths; conf iou imgsz ...",
     )
-    for command in (train, val, predict):
+    info = commands.add_parser("info", help="say what a checkpoint holds")
+    info.add_argument("weights", help="a checkpoint or a run's folder")
+    for command in (train, val, predict, info):
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 

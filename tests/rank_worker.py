@@ -1,6 +1,7 @@
 """Run by torchrun, once a rank: trains windows on a tiny network and saves what the tests compare.
 
-Usage: rank_worker.py OUT WINDOWS, where WINDOWS is a list of windows, each a list of boxes per image.
+Usage: rank_worker.py OUT WINDOWS POISONED, where WINDOWS is a list of windows, each a list of boxes per image, and
+POISONED the number of the one in which a gradient overflows on the last rank.
 """
 
 import json
@@ -18,7 +19,7 @@ from detector.training.plan import Window, split
 from detector.training.step import StepRules, train_window
 
 
-def main(out: str, windows: list[list[int]]) -> None:
+def main(out: str, windows: list[list[int]], poisoned: int) -> None:
     state = new_state(torch.float64)
     criterion = DetectionLoss(state.network.reg_max, state.network.strides)
     rules = StepRules(criterion, FP32, RULES["window"], 1e9)
@@ -37,7 +38,6 @@ def main(out: str, windows: list[list[int]]) -> None:
         for number, boxes in enumerate(windows):
             batch = random_batch(boxes, seed=number)
             cut = split(range(len(boxes)), 2, distributed.world_size())
-            singles = cut_batch(batch, [1] * len(boxes))
             mine = []
             for micro in cut[distributed.rank()]:
                 if micro:
@@ -45,15 +45,19 @@ def main(out: str, windows: list[list[int]]) -> None:
                     mine.append(Double(cut_batch(batch, sizes)[1]))
                 else:
                     mine.append(Double(blank_batch(64)))
-            assert sum(len(one.samples) for one in singles) == len(boxes)
             before = len(reductions)
+            last_rank = distributed.rank() == distributed.world_size() - 1
+            factor = float("inf") if number == poisoned and last_rank else 1.0
+            hook = state.network.model[0].conv.weight.register_hook(lambda gradient, by=factor: gradient * by)
             report = train_window(state, model, rules, Window(0, 0, cut), mine, RATES)
+            hook.remove()
             gradient = torch.cat([p.grad.flatten() for p in state.network.branches()[0]])
             rows.append((gradient.clone(), report, sum(reductions[before:]), len(cut[0])))
         if distributed.is_main():
             weights = {name: value.clone() for name, value in state.network.state_dict().items()}
-            torch.save({"rows": [(g, tuple(r), n, m) for g, r, n, m in rows], "weights": weights}, out)
+            rows = [(gradient, tuple(report), *counts) for gradient, report, *counts in rows]
+            torch.save({"rows": rows, "weights": weights, "skipped": state.skipped}, out)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]))
+    main(sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]))

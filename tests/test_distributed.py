@@ -20,8 +20,11 @@ WINDOWS = [
     [0, 0, 0, 0, 5, 3, 2, 1],  # the first of two ranks sees background only
     [3],  # fewer images than ranks
     [0, 0],  # background only
-    [4, 1, 2],
+    [4, 1, 2],  # a gradient of the last rank overflows: all skip the step
+    [2, 2, 1, 1],
 ]
+POISONED = 5
+ARGUMENTS = (json.dumps(WINDOWS), str(POISONED))
 
 
 def torchrun(processes, *command):
@@ -35,23 +38,26 @@ def torchrun(processes, *command):
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     out = tmp_path_factory.mktemp("alone") / "out.pt"
-    subprocess.run([sys.executable, WORKER, out, json.dumps(WINDOWS)], check=True, cwd=WORKER.parent)
+    subprocess.run([sys.executable, WORKER, out, *ARGUMENTS], check=True, cwd=WORKER.parent)
     return torch.load(out, weights_only=True)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_take_the_step_of_one_process_with_one_reduction(tmp_path, alone, ranks):
     out = tmp_path / "out.pt"
-    done = torchrun(ranks, WORKER, out, json.dumps(WINDOWS))
+    done = torchrun(ranks, WORKER, out, *ARGUMENTS)
     assert done.returncode == 0, done.stderr
     together = torch.load(out, weights_only=True)
-    for (gradient, report, reductions, micro_batches), (expected, one, _, _) in zip(
-        together["rows"], alone["rows"], strict=True
-    ):
+    assert together["skipped"] == alone["skipped"] == 1
+    for number, (row, other) in enumerate(zip(together["rows"], alone["rows"], strict=True)):
+        (gradient, report, reductions, micro_batches), (expected, one, _, _) = row, other
+        assert report[3] == one[3] == (number != POISONED)
+        assert reductions == 1
+        if number == POISONED:
+            continue
         assert float((gradient - expected).norm() / expected.norm()) < 1e-10
         assert report[1:3] == pytest.approx(one[1:3], rel=1e-9)
         assert report[0] == pytest.approx(one[0], rel=1e-9)
-        assert reductions == 1
         assert micro_batches >= 1
     assert max(row[3] for row in together["rows"]) > 1 or ranks == 4
     for name, value in alone["weights"].items():

@@ -227,6 +227,32 @@ def test_weights_of_other_classes_are_refused_for_a_measurement(tmp_path, common
     assert "3 classes" in capsys.readouterr().err
 
 
+def test_info_says_what_a_checkpoint_holds(tmp_path, common, capsys):
+    folder = train(tmp_path, common, "mine", "epochs=1")
+    capsys.readouterr()
+    assert run("info", folder) == 0
+    shown = capsys.readouterr().out
+    for part in ("best.pt", "tiny.yaml", "square, disc", "1 of 1", "mAP50-95", "batch=2", "torch"):
+        assert part in shown
+    assert run("info", folder / "weights" / "last.pt") == 0
+    assert "with all to go on" in capsys.readouterr().out
+
+
+def test_a_damaged_image_is_left_out_and_named(tmp_path, data, common, capsys):
+    folder = train(tmp_path, common, "mine", "epochs=1")
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.jpg").write_bytes(b"no image")
+    options = ["conf=0.001", "device=cpu", f"project={tmp_path}", "name=found"]
+    assert run("predict", folder, tmp_path / "photos", *options) == 2
+    assert "a.jpg" in capsys.readouterr().err
+    good = next((data.parent / "images" / "val").iterdir())
+    (tmp_path / "photos" / good.name).write_bytes(good.read_bytes())
+    assert run("predict", folder, tmp_path / "photos", *options) == 0
+    shown = capsys.readouterr()
+    assert "left out" in shown.err
+    assert "in 1 images" in shown.out
+
+
 def test_a_missing_source_is_named(tmp_path, common, capsys):
     folder = train(tmp_path, common, "mine", "epochs=1")
     assert run("predict", folder / "weights" / "best.pt", tmp_path / "no*.jpg", f"project={tmp_path}") == 2

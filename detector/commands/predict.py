@@ -1,10 +1,11 @@
 """`detector predict`: boxes for files, folders and globs, printed, drawn and, if wished, written as labels."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from detector.config import PredictSettings, load_settings
-from detector.errors import ConfigError
+from detector.errors import ConfigError, DataError
 from detector.evaluation.predictor import Result
 from detector.reporting.draw import draw_boxes, save_image
 from detector.training.checkpoint import load
@@ -17,7 +18,10 @@ def run(options: argparse.Namespace) -> int:
     if not sources:
         raise ConfigError("name what to look at: files, folders or globs")
     detector = load(options.weights, settings.device, settings.amp)
-    results = detector.stream(sources, settings.conf, settings.iou, settings.imgsz, settings.batch, settings.max_det)
+    unreadable: list[DataError] = []
+    results = detector.stream(
+        sources, settings.conf, settings.iou, settings.imgsz, settings.batch, settings.max_det, unreadable.append
+    )
     folder: Path | None = None
     images = objects = 0
     for result in results:
@@ -30,6 +34,10 @@ def run(options: argparse.Namespace) -> int:
             labels.write_text(label_text(result), encoding="utf-8")
         print(f"{result.path}: {result.summary()}")
         images, objects = images + 1, objects + len(result)
+    for error in unreadable:
+        print(f"warning: left out: {error}", file=sys.stderr)
+    if not images:
+        raise DataError("none of the images can be read")
     print(f"{objects} objects in {images} images; pictures in {folder}")
     return 0
 

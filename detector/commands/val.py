@@ -19,7 +19,7 @@ from detector.training.setup import worker_count
 
 
 def run(options: argparse.Namespace) -> int:
-    path = Path(options.weights)
+    path = checkpoint.weights_in(Path(options.weights))
     settings = load_settings(ValSettings, None, options.arguments)
     saved = checkpoint.read(path)
     device = choose_device(settings.device)

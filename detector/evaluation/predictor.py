@@ -92,12 +92,30 @@ class Detector:
         imgsz: int | None = None,
         batch: int = 16,
         max_det: int = 300,
+        unreadable: Callable[[DataError], None] | None = None,
     ) -> Iterator[Result]:
-        """`predict`, one Result at a time, for more images than fit in memory."""
-        prepared = (self._prepare(source, imgsz or self.imgsz) for source in find_images(sources))
+        """`predict`, one Result at a time, for more images than fit in memory.
+
+        unreadable: is told of an image that cannot be read, which is then left out.
+        """
+        prepared = self._prepared(sources, imgsz or self.imgsz, unreadable)
         for _, alike in groupby(prepared, key=lambda one: one.network_image.shape):
             while group := list(islice(alike, batch)):
                 yield from self._predict(group, conf, iou, max_det)
+
+    def _prepared(
+        self,
+        sources: Source | Sequence[Source],
+        imgsz: int,
+        unreadable: Callable[[DataError], None] | None,
+    ) -> Iterator[_Prepared]:
+        for source in find_images(sources):
+            try:
+                yield self._prepare(source, imgsz)
+            except DataError as error:
+                if unreadable is None:
+                    raise
+                unreadable(error)
 
     def _prepare(self, source: Path | NDArray[np.uint8], imgsz: int) -> _Prepared:
         image = read_rgb(source) if isinstance(source, Path) else source

@@ -13,6 +13,7 @@ import platform
 import shutil
 import struct
 import tempfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,21 +92,21 @@ def versions() -> dict[str, str]:
 
 def read(path: Path) -> dict[str, Any]:
     """The contents of a checkpoint, on the CPU. Raises CheckpointError for anything but one of our files."""
+    if path.is_dir():
+        raise CheckpointError(f"{path}: a folder, not a checkpoint file")
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such checkpoint file")
+    if not zipfile.is_zipfile(path):
+        raise CheckpointError(f"{path}: not a checkpoint, or a damaged one: it is no zip file")
+    check_seal(path)
     try:
-        check_seal(path)
         saved = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such checkpoint file") from None
-    except IsADirectoryError:
-        raise CheckpointError(f"{path}: a folder, not a checkpoint file") from None
     except pickle.UnpicklingError:
         raise CheckpointError(
             f"{path}: holds more than plain tensors and data, and is not opened because it could run code; "
             "only checkpoints of this trainer are read"
         ) from None
-    except CheckpointError:
-        raise
-    except (RuntimeError, EOFError, OSError, ValueError) as error:
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
         raise CheckpointError(f"{path}: not a checkpoint, or a damaged one ({str(error).splitlines()[0]})") from None
     if not isinstance(saved, dict) or "format" not in saved:
         raise CheckpointError(f"{path}: not a checkpoint of this trainer: it has no 'format'")
@@ -114,6 +115,11 @@ def read(path: Path) -> dict[str, Any]:
             f"{path}: format {saved['format']} is newer than this version reads ({FORMAT}); update detector"
         )
     return saved
+
+
+def weights_in(path: Path) -> Path:
+    """The checkpoint to use: a file itself, or a run folder's weights/best.pt."""
+    return path / "weights" / "best.pt" if path.is_dir() else path
 
 
 def locate(path: Path) -> Path:
@@ -151,12 +157,12 @@ def network_of(saved: dict[str, Any], path: Path) -> Network:
 
 
 def load(path: str | Path, device: str | int = "auto", amp: str = "auto") -> Detector:
-    """A trained detector from a checkpoint: `.network`, `.names`, `.predict(...)`.
+    """A trained detector from a checkpoint or a run's folder: `.network`, `.names`, `.predict(...)`.
 
     device and amp are as in a config: where it runs, and in which precision. Raises CheckpointError for a file that is
     missing, damaged or of another program.
     """
-    path = Path(path)
+    path = weights_in(Path(path))
     saved = read(path)
     target = choose_device(device)
     network = network_of(saved, path).to(target)

@@ -1,0 +1,27 @@
+"""`detector info`: what a checkpoint holds, without building a network."""
+
+import argparse
+from pathlib import Path
+
+from detector.training import checkpoint
+
+
+def run(options: argparse.Namespace) -> int:
+    path = checkpoint.weights_in(Path(options.weights))
+    saved = checkpoint.read(path)
+    names, settings = saved["names"], saved["settings"]
+    shown = ", ".join(names[:10]) + (f", ... ({len(names)})" if len(names) > 10 else "")
+    parameters = sum(value.numel() for value in saved["ema"].values() if value.is_floating_point())
+    metrics = {key: value for key, value in saved["metrics"].items() if key not in ("epoch", "step")}
+    lines = {
+        "file": path,
+        "model": f"{saved['description']['name']}, {parameters:,} numbers, trained at imgsz {saved['imgsz']}",
+        "classes": shown,
+        "epoch": f"{saved['epoch']} of {settings['epochs']}" + (", with all to go on" if "optimizer" in saved else ""),
+        "metrics": "  ".join(f"{key} {value:.4g}" for key, value in metrics.items()),
+        "settings": "  ".join(f"{key}={value}" for key, value in settings.items() if value is not None),
+        "versions": "  ".join(f"{key} {value}" for key, value in saved["versions"].items()),
+    }
+    for key, value in lines.items():
+        print(f"{key:9} {value}")
+    return 0
