@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from detector.errors import ConfigError
 from detector.model.network import build_network, fused
-from detector.model.norm import BatchRenorm2d, renorm_limits, set_norms, set_renorm_limits
+from detector.model.norm import IMAGES, BatchRenorm2d, renorm_limits, set_norms, set_renorm_limits
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -78,9 +78,9 @@ def test_without_clipping_training_is_eval_mode_with_the_statistics_before():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_at_its_start_it_is_batch_norm(dtype):
     renorm, plain = layer(BatchRenorm2d), layer(nn.BatchNorm2d)
-    weights = images(16, 6, 5, 4, seed=9)
+    weights = images(IMAGES, 6, 5, 4, seed=9)
     for seed in range(3):
-        x = images(16, 6, 5, 4, seed=seed).to(dtype).contiguous(memory_format=torch.channels_last)
+        x = images(IMAGES, 6, 5, 4, seed=seed).to(dtype).contiguous(memory_format=torch.channels_last)
         for a, b in zip(gradients(renorm, renorm, x, weights), gradients(plain, plain, x, weights), strict=True):
             assert torch.equal(a, b)
     for name, value in plain.state_dict().items():
@@ -97,28 +97,29 @@ def test_eval_mode_is_batch_norm_and_moves_nothing():
 
 
 def test_statistics_follow_images_and_not_the_cut():
-    fine, whole = layer(BatchRenorm2d, dtype=torch.float64), layer(nn.BatchNorm2d, dtype=torch.float64)
+    fine, whole = layer(BatchRenorm2d, dtype=torch.float64), layer(BatchRenorm2d, dtype=torch.float64)
     pair = images(2, 6, 16, 16, dtype=torch.float64)
     for _ in range(8):
         fine(pair)
     whole(pair.repeat(8, 1, 1, 1))
     torch.testing.assert_close(fine.running_mean, whole.running_mean, rtol=1e-12, atol=1e-12)
     # The unbiased estimates differ: n / (n - 1) of 512 values and of 4096.
-    difference = 0.03 * pair.var(dim=(0, 2, 3), correction=0) * (512 / 511 - 4096 / 4095)
-    torch.testing.assert_close(fine.running_var, whole.running_var + difference, rtol=1e-12, atol=0)
+    share = 1 - 0.97 ** (16 / IMAGES)
+    difference = share * pair.var(dim=(0, 2, 3), correction=0) * (512 / 511 - 4096 / 4095)
+    torch.testing.assert_close(fine.running_var, whole.running_var + difference, rtol=1e-12, atol=1e-12)
 
-    fine, whole = layer(BatchRenorm2d, dtype=torch.float64), layer(nn.BatchNorm2d, dtype=torch.float64)
+    fine, whole = layer(BatchRenorm2d, dtype=torch.float64), layer(BatchRenorm2d, dtype=torch.float64)
     different = 1 + images(16, 6, 16, 16, seed=7, dtype=torch.float64)
     for micro_batch in different.split(2):
         fine(micro_batch)
     whole(different)
-    torch.testing.assert_close(fine.running_mean, whole.running_mean, rtol=0, atol=1e-3)
-    torch.testing.assert_close(fine.running_var, whole.running_var, rtol=1e-3, atol=0)
+    torch.testing.assert_close(fine.running_mean, whole.running_mean, rtol=0, atol=1e-2)
+    torch.testing.assert_close(fine.running_var, whole.running_var, rtol=1e-2, atol=0)
 
 
 def test_the_running_variance_is_that_of_the_unbiased_estimate():
     norm = layer(BatchRenorm2d, dtype=torch.float64)
-    x = images(16, 6, 1, 1, dtype=torch.float64)
+    x = images(IMAGES, 6, 4, 1, dtype=torch.float64)
     expected = 0.97 * norm.running_var + 0.03 * x.var(dim=(0, 2, 3), correction=1)
     norm(x)
     torch.testing.assert_close(norm.running_var, expected)
@@ -135,7 +136,7 @@ def test_a_map_of_one_value_trains(affine):
     torch.testing.assert_close(out.flatten(), expected, rtol=1e-4, atol=1e-4)  # x / sqrt(eps) cancels out
     assert torch.equal(x.grad, torch.zeros_like(x))  # x - mean(x) is 0 whatever x is
     assert torch.equal(norm.running_var, torch.ones(3))
-    torch.testing.assert_close(norm.running_mean, x.detach().flatten() * (1 - 0.5 ** (1 / 16)))
+    torch.testing.assert_close(norm.running_mean, x.detach().flatten() * (1 - 0.5 ** (1 / IMAGES)))
 
 
 def test_constant_channels_stay_finite():

@@ -12,7 +12,7 @@ from detector.errors import ConfigError
 
 NormKind = Literal["batch", "sync", "frozen", "renorm"]
 
-IMAGES = 16  # of the micro-batch that a norm layer's momentum is meant for
+IMAGES = 2  # of the micro-batch that a norm layer's momentum is meant for
 R_MAX, D_MAX = 3.0, 5.0  # the paper's final limits
 
 
@@ -28,9 +28,9 @@ class BatchRenorm2d(nn.BatchNorm2d):
     BatchNorm. The limits are no state: they follow from the progress of a run, see `renorm_limits`.
 
     The running statistics follow images, not the cut: a micro-batch of B images has the momentum
-    1 - (1 - momentum) ** (B / 16), so 16 images leave a share of 1 - momentum to the older ones however they are cut.
-    With one momentum for every B the statistics of micro-batches of 2 would average over an eighth of the images, and
-    here noise in them is noise in the training.
+    1 - (1 - momentum) ** (B / 2), so that with the networks' momentum of 0.03 they average over about 66 images, one
+    nominal step, however it is cut. Here what the statistics lag behind the weights is an error in training, and one
+    step is as fresh as they can be: over 530 images (the same momentum for 16) a short run learned far less.
 
     A map of one value (one image, 1x1) gives d, and leaves the running variance, of which it says nothing, alone. A
     channel that is not finite leaves its running statistics alone: one overflow would else spoil all later steps.
