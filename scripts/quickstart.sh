@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/venv.sh
-ensure_venv "${EXTRAS:-}"
+ensure_venv ""
 
 .venv/bin/detector train configs/quickstart.yaml "$@"
 cat <<'TEXT'

@@ -9,8 +9,10 @@ ensure_venv() {
         echo "Python 3.10 or newer is needed ('$python' is not); name one: PYTHON=/path/to/python3 $0" >&2
         return 2
     }
-    stamp="$("$python" -c 'import sys; print(sys.version)'; pwd; echo "$extras"; cat setup.cfg pyproject.toml)"
-    if [ -x .venv/bin/detector ] && [ "$(cat .venv/stamp 2>/dev/null)" = "$stamp" ]; then
+    stamp="$("$python" -c 'import sys; print(sys.version)'; pwd; cat setup.cfg pyproject.toml)"
+    # An environment with more extras than asked for is as good.
+    if [ -x .venv/bin/detector ] && [ "$(cat .venv/stamp 2>/dev/null)" = "$stamp" ] &&
+        { [ -z "$extras" ] || [ "$(cat .venv/extras)" = "$extras" ]; }; then
         return 0
     fi
     echo "Making the virtual environment .venv: PyTorch is large, this can take some minutes ..."
@@ -24,5 +26,6 @@ ensure_venv() {
         echo "OpenCV misses a system library. On Debian and Ubuntu: apt-get install libgl1 libglib2.0-0" >&2
         return 2
     }
+    echo "$extras" > .venv/extras
     echo "$stamp" > .venv/stamp
 }

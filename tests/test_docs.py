@@ -16,7 +16,8 @@ def test_every_setting_is_documented_with_its_default(settings):
     for name, field in settings.model_fields.items():
         assert name in rows, f"docs/settings.md lacks {name}"
         if settings is Settings:
-            shown = {None: "", True: "true", False: "false"}.get(field.default, str(field.default))
+            shown = "" if field.default is None else str(field.default)
+            shown = shown.lower() if isinstance(field.default, bool) else shown
             assert rows[name].strip().strip("`") == shown, name
 
 

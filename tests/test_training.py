@@ -122,11 +122,14 @@ def test_a_run_does_not_depend_on_how_its_windows_are_cut(tmp_path, common):
 
 
 def test_training_learns(tmp_path, common):
-    folder = train(tmp_path, common, "learns", "epochs=12", "lr0=0.01", "mosaic=0", "val=false")
+    """The whole of it, from labels to mAP: it finds what it was shown."""
+    data = write_dataset(tmp_path / "shown", train=24)
+    data.write_text(data.read_text().replace("images/val", "images/train"))
+    easy = ["mosaic=0", "scale=0.1", "translate=0.05", "nbs=4", "batch=4", "optimizer=AdamW", "lr0=0.005"]
+    folder = train(tmp_path, [*common, f"data={data}", *easy], "learns", "epochs=50")
     with (folder / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    total = [sum(float(row[key]) for key in ("box", "cls", "dfl")) for row in rows]
-    assert total[-1] < 0.8 * total[0]
+        best = max(float(row["mAP50"]) for row in csv.DictReader(file))
+    assert best > 0.5
 
 
 def test_python_trains_loads_and_predicts(tmp_path, data):
