@@ -30,7 +30,8 @@ def whole(tmp_path_factory, common):
 
 def start(folder, common, *overrides):
     command = [sys.executable, "-m", "detector", "train", *common, f"project={folder}", "name=run", *overrides]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, text=True, start_new_session=True, **pipes)
 
 
 def wait_for(path, process):
@@ -63,7 +64,7 @@ def test_a_signal_saves_and_stops_with_its_status(tmp_path, common, whole, numbe
     folder = tmp_path / "run"
     wait_for(folder / "weights" / "last.pt", process)
     time.sleep(0.3)
-    process.send_signal(number)
+    os.killpg(process.pid, number)  # as a terminal, `timeout` and batch systems do: to the loader's processes too
     out, error = process.communicate(timeout=60)
     assert process.returncode == status
     assert "Traceback" not in error

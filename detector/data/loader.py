@@ -4,6 +4,7 @@ The loader decides nothing: neither order nor size, and what a batch holds does 
 """
 
 import multiprocessing
+import os
 import signal
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -122,8 +123,11 @@ def _loader(
 
 def _start_worker(worker: int) -> None:
     cv2.setNumThreads(0)  # the workers are the parallelism; OpenCV's threads do not survive a fork either
-    for number in (signal.SIGINT, signal.SIGTERM):  # the parent's, which may still want the batches of this step
-        signal.signal(number, signal.SIG_IGN)
+    # Ctrl-C and a SIGTERM to the run's process group are for the parent, which still wants the batches of its step. A
+    # SIGTERM to the worker itself, the parent's way to end one, works as ever.
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _raised(batches: Iterable[Any]) -> Iterator[Any]:
