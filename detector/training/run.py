@@ -74,7 +74,8 @@ def train(
         saver = Saver(folder, parts, say)
         if saved is None:
             saver.save(state)  # from the first second on a run can be resumed
-        run = Run(parts, state, saver, stack.enter_context(Interruption()), say)
+        truth = ground_truth_of(parts.validation.index)
+        run = Run(parts, state, saver, truth, stack.enter_context(Interruption()), say)
         try:
             run_epochs(run)
             return finish(run)
@@ -90,6 +91,7 @@ class Run:
     parts: Parts
     state: TrainState
     saver: Saver
+    truth: GroundTruth  # of the validation images
     interruption: Interruption
     say: Say
 
@@ -108,12 +110,11 @@ def run_epochs(run: Run) -> None:
     parts, state, settings = run.parts, run.state, run.parts.settings
     model = distributed.parallel(state.network, parts.device)
     loader = training_loader(parts.training, parts.workers, pin_memory=parts.device.type == "cuda")
-    truth = ground_truth_of(parts.validation.index)
     while state.epoch < settings.epochs and not out_of_patience(state, settings.patience):
         start = time.perf_counter()
         train_epoch(run, model, loader)
         run.stop_if_asked()
-        evaluation = validate(run, state.ema.network, truth) if settings.val else None
+        evaluation = validate(run, state.ema.network) if settings.val else None
         row = distributed.from_main(epoch_row(parts, state, evaluation))
         record(run, row)
         run.say(progress_line(row, state, settings, time.perf_counter() - start))
@@ -198,7 +199,7 @@ def train_epoch(run: Run, model: nn.Module, loader: TrainingLoader) -> None:
         for window in windows:
             progress = state.epoch + (window.done + window.images) / images
             rates = rates_at(parts, progress)
-            set_renorm_limits(state.network, *renorm_limits(progress, parts.warmup))
+            set_renorm_limits(state.network, *renorm_limits(progress, parts.schedule.warmup))
             micro_batches = (batch.to(parts.device) for batch in islice(batches, window.accumulate))
             report = train_window(state, model, parts.rules, window, micro_batches, rates)
             state.done = window.done + window.images
@@ -270,7 +271,7 @@ def pictured(
         yield batch
 
 
-def validate(run: Run, network: Network, truth: GroundTruth) -> Evaluation | None:
+def validate(run: Run, network: Network) -> Evaluation | None:
     """A network's evaluation on the validation images, on the main rank; all ranks share the work."""
     parts, alone = run.parts, distributed.world_size() == 1
     batches = validation_batches(
@@ -288,7 +289,7 @@ def validate(run: Run, network: Network, truth: GroundTruth) -> Evaluation | Non
     everywhere = {index: one for part in distributed.gather(found) for index, one in part.items()}
     if not distributed.is_main():
         return None
-    return judge(truth, [everywhere[index] for index in range(len(truth))], parts.names)
+    return judge(run.truth, [everywhere[index] for index in range(len(run.truth))], parts.names)
 
 
 def record(run: Run, row: dict[str, float]) -> None:
@@ -325,7 +326,7 @@ def finish(run: Run) -> TrainResult:
     weights = checkpoint.read(saver.best)["ema"] if distributed.is_main() else None
     network = copy.deepcopy(run.state.ema.network)  # the state stays what it is, for whoever saves it
     network.load_state_dict(distributed.from_main(weights))
-    evaluation = validate(run, network, ground_truth_of(parts.validation.index))
+    evaluation = validate(run, network)
     if evaluation is None:
         return TrainResult(saver.folder, saver.best, saver.last, {})
     run.say(format_class_table(evaluation, parts.names))

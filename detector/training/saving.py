@@ -11,16 +11,8 @@ from detector.training import checkpoint
 from detector.training.setup import Parts, Say
 from detector.training.state import TrainState
 
-LEAN = (
-    "description",
-    "names",
-    "imgsz",
-    "settings",
-    "metrics",
-    "model",
-    "ema",
-    "epoch",
-)  # of best.pt: weights, no state
+# What best.pt holds: weights and what rebuilds the network, no state to go on from.
+LEAN = ("description", "names", "imgsz", "settings", "metrics", "model", "ema", "epoch")
 
 
 @dataclass

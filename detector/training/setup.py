@@ -36,7 +36,6 @@ class Parts:
 
     settings: Settings  # resolved: what `auto` came to is written in
     device: torch.device
-    warmup: float  # epochs
     schedule: Schedule
     rules: StepRules
     training: TrainingSet
@@ -47,7 +46,7 @@ class Parts:
     @property
     def ramp(self) -> float:
         """Epochs over which the window grows."""
-        return self.warmup if self.settings.accumulate_warmup else 0.0
+        return self.schedule.warmup if self.settings.accumulate_warmup else 0.0
 
 
 def prepare(settings: Settings, saved: dict[str, Any] | None, say: Say) -> tuple[Parts, TrainState]:
@@ -81,7 +80,6 @@ def prepare(settings: Settings, saved: dict[str, Any] | None, say: Say) -> tuple
     parts = Parts(
         settings=settings,
         device=device,
-        warmup=settings.warmup(),
         schedule=Schedule(
             epochs=settings.epochs,
             warmup=settings.warmup(),
@@ -187,10 +185,10 @@ def introduce(parts: Parts, state: TrainState, say: Say) -> None:
     say(f"optimizer {settings.optimizer}, lr0 {lr0}, momentum {settings.momentum:g}, weight decay {decay}")
     if settings.norm != "batch" or settings.normalize != "window":
         say(f"norms     bn {settings.norm}, losses normalised by {settings.normalize}")
-    if parts.warmup:
+    if warmup := parts.schedule.warmup:
         ramp = parts.ramp and cut.accumulate > 1
         growth = f", window from {cut.batch * cut.devices} to {cut.window} images" if ramp else ""
-        say(f"warmup    {parts.warmup:g} epochs: lr from 0 to {rate:g}{growth}")
+        say(f"warmup    {warmup:g} epochs: lr from 0 to {rate:g}{growth}")
 
 
 def weight_decay(settings: Settings, cut: Cut) -> float:
