@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn.parallel import DistributedDataParallel
 
+from detector.errors import Interrupted
+
 Value = TypeVar("Value")
 
 
@@ -136,7 +138,11 @@ def fail_together(error: Exception | None) -> None:
 
 
 def launch(processes: int, arguments: Sequence[str]) -> int:
-    """Run `detector ARGUMENTS` as that many processes on this machine under torchrun's launcher; returns the status."""
+    """Run `detector ARGUMENTS` as that many processes on this machine under torchrun's launcher; returns the status.
+
+    A signal is passed on to the processes, which save and stop, and then raised as Interrupted.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import get_args_parser, run
 
@@ -145,6 +151,8 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
     options = ["--standalone", f"--nproc-per-node={processes}", f"--log-dir={tempfile.gettempdir()}"]
     try:
         run(get_args_parser().parse_args([*options, "-m", "detector", *arguments]))
+    except SignalException as stop:
+        raise Interrupted(int(stop.sigval)) from None
     except ChildFailedError as error:
         status = error.get_first_failure()[1].exitcode
         return status if status > 0 else 128 - status  # a negative one is the signal that ended it

@@ -72,6 +72,19 @@ def test_a_signal_saves_and_stops_with_its_status(tmp_path, common, whole, numbe
     assert_ends_like(folder, whole)
 
 
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_stops_a_run_of_several_processes(tmp_path, common, number, status):
+    process = start(tmp_path, common, "workers=0", "device=cpu:2", "batch=1", "epochs=500")
+    folder = tmp_path / "run"
+    wait_for(folder / "metrics.csv", process)
+    os.killpg(process.pid, number)
+    out, error = process.communicate(timeout=90)
+    assert process.returncode == status
+    assert "Traceback" not in error
+    assert f"go on with: detector train resume={folder}" in out
+    assert checkpoint.read(folder / "weights" / "last.pt")["epoch"] >= 1
+
+
 def test_a_run_stopped_at_every_window_and_at_another_batch_each_time_takes_the_same_steps(tmp_path, common):
     """Windows keep their images when the batch changes; with frozen norms only rounding is left."""
     exact = [*common, "workers=0", "amp=fp32", "bn=frozen", "optimizer=SGD", "epochs=2", "save_period=1"]
