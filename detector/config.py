@@ -147,7 +147,8 @@ class RunKeys(FolderKeys):
     val: Annotated[bool, Field(description="validate after every epoch")] = True
     plots: Annotated[bool, Field(description="draw images and curves")] = True
     metric: Annotated[
-        Literal["mAP50-95", "mAP50", "mAP75", "precision", "recall", "F1"], Field(description="what is best")
+        Literal["mAP50-95", "mAP50", "mAP75", "precision", "recall", "F1", "box", "cls", "dfl"],
+        Field(description="a column of metrics.csv: what is best; of the training losses the lowest"),
     ] = "mAP50-95"
     max_bad_steps: Annotated[AtLeastOne, Field(description="steps in a row that are not finite before stopping")] = 10
     save_minutes: Annotated[
@@ -156,6 +157,10 @@ class RunKeys(FolderKeys):
     on_save_error: Annotated[Literal["stop", "warn"], Field(description="when a checkpoint cannot be written")] = "stop"
     save_period: Annotated[int, Field(ge=-1, description="also keep every n-th epoch's checkpoint; -1: none")] = -1
     resume: Annotated[FilePath | None, Field(description="a run's folder or checkpoint to go on from")] = None
+    extend_lr: Annotated[
+        Literal["rescale", "constant-final", "restart-cosine"],
+        Field(description="the learning rate of a run that is resumed with more epochs"),
+    ] = "rescale"
 
 
 class Settings(ModelKeys, DataKeys, DeviceKeys, StepKeys, LossKeys, AugmentKeys, RunKeys):

@@ -45,9 +45,9 @@ class Bench:
         network = build_network(options.model, CLASSES, seed=0).to(self.device, memory_format=torch.channels_last)
         set_modes(network, freeze_norms=False)
         optimizer = build_optimizer(network, Choice("SGD", 0.0, 0.9, 0.0), decay=0.0005)
-        self.state = TrainState(network, Ema(network), optimizer, self.precision.scaler())
+        self.state = TrainState(network, Ema(network), optimizer, self.precision)
         criterion = DetectionLoss(network.reg_max, network.strides)
-        self.rules = StepRules(criterion, self.precision, RULES["window"], clip_norm=10.0)
+        self.rules = StepRules(criterion, RULES["window"], clip_norm=10.0)
         self.samples = [random_image(number, options.imgsz) for number in range(images)]
 
     def window(self, numbers: Sequence[int], batch: int) -> tuple[Window, list[Batch]]:

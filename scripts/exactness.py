@@ -39,8 +39,8 @@ def gradient(batch: int, normalise: str, dtype: torch.dtype) -> torch.Tensor:
     network = build_network("v11n", CLASSES, seed=0).to(dtype)
     set_modes(network, freeze_norms=True)
     precision, optimizer = Precision("fp32", "cpu"), build_optimizer(network, Choice("SGD", 0.0, 0.0, 0.0), decay=0.0)
-    state = TrainState(network, Ema(network), optimizer, precision.scaler())
-    rules = StepRules(DetectionLoss(network.reg_max, network.strides), precision, RULES[normalise], clip_norm=1e9)
+    state = TrainState(network, Ema(network), optimizer, precision)
+    rules = StepRules(DetectionLoss(network.reg_max, network.strides), RULES[normalise], clip_norm=1e9)
     window = Window(epoch=0, done=0, micro_batches=split(range(IMAGES), batch, devices=1))
     micro_batches = [collate([random_sample(number) for number in micro]) for micro in window.micro_batches[0]]
     train_window(state, lambda images: network(images.to(dtype)), rules, window, micro_batches, Rates(0.0, 0.0, 0.0))

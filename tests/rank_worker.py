@@ -9,7 +9,7 @@ import sys
 
 import torch
 from scenes import cut_batch, random_batch
-from test_step import FP32, RATES, Double, new_state
+from test_step import RATES, Double, new_state
 
 from detector import distributed
 from detector.data.batch import blank_batch
@@ -22,7 +22,7 @@ from detector.training.step import StepRules, train_window
 def main(out: str, windows: list[list[int]], poisoned: int) -> None:
     state = new_state(torch.float64)
     criterion = DetectionLoss(state.network.reg_max, state.network.strides)
-    rules = StepRules(criterion, FP32, RULES["window"], 1e9)
+    rules = StepRules(criterion, RULES["window"], 1e9)
     reductions = []
     with distributed.process_group(torch.device("cpu")):
         model = distributed.parallel(state.network, torch.device("cpu"))

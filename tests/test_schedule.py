@@ -4,12 +4,12 @@ import math
 
 import pytest
 
-from detector.training.schedule import Schedule, ema_decay
+from detector.training.schedule import Leg, Schedule, ema_decay, extended
 
 
 def schedule(**changes):
     values = {
-        "epochs": 100,
+        "legs": (Leg(0, 100, "linear"),),
         "warmup": 3.0,
         "lr0": 0.01,
         "lrf": 0.01,
@@ -28,7 +28,36 @@ def test_linear_decay_ends_at_lr0_times_lrf():
 def test_cosine_decay_follows_half_a_cosine():
     for progress in (3, 10, 50, 99, 100):
         expected = 0.01 * (0.01 + 0.99 * (1 + math.cos(math.pi * progress / 100)) / 2)
-        assert schedule(cosine=True).lr(progress) == pytest.approx(expected)
+        assert schedule(legs=(Leg(0, 100, "cosine"),)).lr(progress) == pytest.approx(expected)
+
+
+def test_a_rescaled_run_goes_on_as_if_it_was_always_so_long():
+    assert extended((Leg(0, 100, "cosine"),), 200, "rescale") == (Leg(0, 200, "cosine"),)
+    assert extended((Leg(0, 100, "linear"),), 60, "restart-cosine") == (Leg(0, 60, "linear"),)
+
+
+def test_a_constant_extension_stays_at_the_final_rate_and_leaves_what_was():
+    plan = schedule(legs=extended((Leg(0, 100, "linear"),), 200, "constant-final"))
+    assert plan.lr(50) == schedule().lr(50)
+    for progress in (100, 100.1, 150, 200):
+        assert plan.lr(progress) == pytest.approx(0.0001)
+
+
+def test_a_restart_goes_from_lr0_down_again_by_a_cosine():
+    plan = schedule(legs=extended((Leg(0, 100, "linear"),), 140, "restart-cosine"))
+    assert plan.lr(100) == pytest.approx(0.0001)
+    for progress in (100.001, 110, 120, 140):
+        expected = 0.01 * (0.01 + 0.99 * (1 + math.cos(math.pi * (progress - 100) / 40)) / 2)
+        assert plan.lr(progress) == pytest.approx(expected)
+
+
+def test_a_run_can_be_extended_and_shortened_again():
+    legs = extended((Leg(0, 10, "linear"),), 20, "constant-final")
+    legs = extended(legs, 30, "restart-cosine")
+    assert legs == (Leg(0, 10, "linear"), Leg(10, 20, "constant"), Leg(20, 30, "cosine"))
+    assert extended(legs, 40, "rescale") == (*legs[:2], Leg(20, 40, "cosine"))
+    assert extended(legs, 15, "rescale") == (legs[0], Leg(10, 15, "constant"))
+    assert extended(legs, 20, "rescale") == legs[:2]
 
 
 def test_warmup_starts_weights_at_zero_and_biases_high_and_meets_the_decay():

@@ -43,7 +43,7 @@ def new_state(dtype=torch.float32, momentum=0.9):
             branch[-1].bias.fill_(-1.0)
     set_modes(network, freeze_norms=True)
     optimizer = build_optimizer(network, Choice("SGD", 0.01, momentum, 0.1), decay=0.0005)
-    return TrainState(network, Ema(network), optimizer, FP32.scaler())
+    return TrainState(network, Ema(network), optimizer, FP32)
 
 
 def step_of(batch, sizes, dtype=torch.float64, clip_norm=10.0, state=None, scaler=None, normalise="window"):
@@ -56,7 +56,7 @@ def step_of(batch, sizes, dtype=torch.float64, clip_norm=10.0, state=None, scale
     samples = tuple(tuple(int(sample) for sample in micro.samples) for micro in micro_batches)
     if dtype == torch.float64:
         micro_batches = [Double(micro) for micro in micro_batches]
-    rules = StepRules(criterion, FP32, RULES[normalise], clip_norm)
+    rules = StepRules(criterion, RULES[normalise], clip_norm)
     report = train_window(state, state.network, rules, Window(0, 0, (samples,)), micro_batches, RATES)
     return state, report
 
@@ -269,10 +269,10 @@ def test_each_branch_is_scaled_by_its_own_weight(sizes):
         torch.manual_seed(0)
         network = TwoHeads()
     optimizer = build_optimizer(network, Choice("SGD", 0.01, 0.9, 0.1), decay=0.0)
-    state = TrainState(network, Ema(network), optimizer, FP32.scaler())
+    state = TrainState(network, Ema(network), optimizer, FP32)
     micro_batches = [ToyBatch(part, torch.arange(len(part))) for part in rows.split(sizes)]
     window = Window(0, 0, (tuple(tuple(range(size)) for size in sizes),))
-    train_window(state, network, StepRules(toy_criterion, FP32, RULES["window"], 1e9), window, micro_batches, RATES)
+    train_window(state, network, StepRules(toy_criterion, RULES["window"], 1e9), window, micro_batches, RATES)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         fresh = TwoHeads()

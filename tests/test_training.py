@@ -49,7 +49,7 @@ def train(folder, common, name, *overrides):
 
 def weights(folder, which="last"):
     saved = torch.load(folder / "weights" / f"{which}.pt", weights_only=True)
-    return {**{f"model.{k}": v for k, v in saved["model"].items()}, **{f"ema.{k}": v for k, v in saved["ema"].items()}}
+    return {f"{part}.{key}": value for part in ("model", "ema") for key, value in saved.get(part, {}).items()}
 
 
 def same(a, b):
@@ -212,8 +212,6 @@ def test_an_existing_run_is_not_written_into(tmp_path, common, capsys):
     assert run("train", *common, f"project={tmp_path}", "name=mine", "epochs=1") == 2
     assert f"resume={folder}" in capsys.readouterr().err
     assert (folder / "weights" / "last.pt").read_bytes() == before
-    assert run("train", f"resume={folder}", "lr0=0.5") == 2
-    assert "'lr0' cannot change" in capsys.readouterr().err
     assert run("train", f"resume={folder / 'weights' / 'best.pt'}") == 2
     assert "weights only" in capsys.readouterr().err
     moved = tmp_path / "moved.pt"

@@ -3,6 +3,7 @@
 Packed arrays (not lists of objects) are shared by forked workers without being copied by reference counts.
 """
 
+import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -44,6 +45,11 @@ class Index:
     def path(self, i: int) -> Path:
         """Where image i lies."""
         return Path(os.fsdecode(self.paths[self.path_offsets[i] : self.path_offsets[i + 1]].tobytes()))
+
+    def digest(self) -> str:
+        """A digest of the images' names, in their order; folders do not count, so that a data set may be moved."""
+        names = "\n".join(self.path(i).name for i in range(len(self)))
+        return hashlib.sha256(names.encode("utf-8", "surrogateescape")).hexdigest()
 
     def boxes_xyxy(self, i: int) -> np.ndarray:
         """(N, 4) float64 corners in pixels of the original image i."""

@@ -27,7 +27,7 @@ def write_csv(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
     writer.writerow(keys)
     writer.writerows([_csv_value(row.get(key, "")) for key in keys] for row in rows)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.unfinished")
     try:
         temporary.write_text(text.getvalue(), encoding="utf-8")
         os.replace(temporary, path)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import detector
 from detector.errors import CheckpointError, ConfigError
@@ -29,6 +30,7 @@ from detector.training.precision import choose_device, choose_precision
 FORMAT = 1
 SEAL = b"sha256:"
 SEALED = len(SEAL) + 64  # bytes of the seal at a file's end
+UNFINISHED = ".unfinished"  # how the names of files end that are being written
 
 
 def write(path: Path, contents: dict[str, Any], keep_previous: bool = False) -> None:
@@ -39,10 +41,10 @@ def write(path: Path, contents: dict[str, Any], keep_previous: bool = False) -> 
     """
     buffer = io.BytesIO()
     torch.save({"format": FORMAT, "versions": versions(), **contents}, buffer)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=UNFINISHED)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(sealed(buffer.getvalue()))
+            file.writelines(sealed(buffer.getbuffer()))
             file.flush()
             os.fsync(file.fileno())
         if keep_previous and path.exists():
@@ -57,13 +59,19 @@ def write(path: Path, contents: dict[str, Any], keep_previous: bool = False) -> 
         os.close(folder)
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Remove what writes that were killed left in a run's folder."""
+    for file in folder.rglob(f".*{UNFINISHED}"):
+        file.unlink(missing_ok=True)
+
+
 def previous_of(path: Path) -> Path:
     return path.with_suffix(f".prev{path.suffix}")
 
 
 def set_aside(path: Path) -> None:
     """Make the file also NAME.prev.pt, without a moment at which `path` is missing."""
-    link = path.with_name(f".{path.name}.link")
+    link = path.with_name(f".{path.name}.link{UNFINISHED}")
     link.unlink(missing_ok=True)
     try:
         os.link(path, link)
@@ -72,10 +80,11 @@ def set_aside(path: Path) -> None:
     os.replace(link, previous_of(path))
 
 
-def sealed(data: bytes) -> bytes:
-    """A zip file's bytes with their SHA-256 in its comment, where readers of zip files expect anything."""
-    body, comment = data[:-2], SEAL + hashlib.sha256(data[:-2]).hexdigest().encode()
-    return body + struct.pack("<H", len(comment)) + comment
+def sealed(data: memoryview) -> tuple[memoryview, bytes]:
+    """A zip file's bytes, in two parts, with their SHA-256 in its comment, where its readers expect anything."""
+    body = data[:-2]  # the last two are the length of the comment, which is empty
+    comment = SEAL + hashlib.sha256(body).hexdigest().encode()
+    return body, struct.pack("<H", len(comment)) + comment
 
 
 def check_seal(path: Path) -> None:
@@ -84,6 +93,15 @@ def check_seal(path: Path) -> None:
     start = data.rfind(SEAL, -SEALED)
     if start >= 0 and data[start + len(SEAL) :] != hashlib.sha256(data[: start - 2]).hexdigest().encode():
         raise CheckpointError(f"{path}: damaged: its contents are not those that were written")
+
+
+def not_finite(contents: Any, name: str = "") -> str | None:
+    """The name of a tensor in a checkpoint's contents that has values which are not finite; None where all are."""
+    if isinstance(contents, Tensor):
+        return None if not contents.is_floating_point() or bool(contents.isfinite().all()) else name
+    entries = contents.items() if isinstance(contents, dict) else ()
+    found = (not_finite(value, f"{name}.{key}" if name else str(key)) for key, value in entries)
+    return next((one for one in found if one), None)
 
 
 def versions() -> dict[str, str]:
@@ -126,6 +144,11 @@ def locate(path: Path) -> Path:
     """The checkpoint to resume from: a run's weights/NAME.pt itself, or its folder's weights/last.pt."""
     file = path / "weights" / "last.pt" if path.is_dir() else path
     if not file.exists() and not previous_of(file).exists():
+        if (settings := path / "settings.yaml").exists():
+            raise CheckpointError(
+                f"{file}: no such checkpoint: the run ended before it wrote its first. "
+                f"Start it again with: detector train {settings}"
+            )
         raise CheckpointError(f"{file}: no such checkpoint; name a run's folder, or a .pt file in its weights/")
     if file.parent.name != "weights":  # the run goes on in the folder that holds weights/
         raise CheckpointError(f"{file}: not in a run's weights/; start a new run from it with weights={file}")

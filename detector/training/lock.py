@@ -13,6 +13,12 @@ except ImportError:  # Windows has no such locks: there two runs can still be to
     fcntl = None
 
 
+def launch_id() -> str:
+    """One word that the processes of a torchrun have in common, those that it started again too; "" without one."""
+    run = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    return f"agent-{os.getppid()}" if run == "none" else run  # "none" is what a torchrun without --rdzv-id is called
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """A context that holds a run's folder. Raises ConfigError, with the holder's process, where another run does."""
@@ -27,6 +33,7 @@ def locked(folder: Path) -> Iterator[None]:
                     "wait for it, stop it, or choose another name="
                 ) from None
         file.truncate(0)
-        file.write(f"process {os.getpid()}\n")
+        started = f" of torchrun {launch_id()}" if launch_id() else ""
+        file.write(f"process {os.getpid()}{started}\n")
         file.flush()
         yield

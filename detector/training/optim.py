@@ -55,13 +55,19 @@ def parameter_groups(network: nn.Module) -> dict[str, list[nn.Parameter]]:
 def build_optimizer(network: nn.Module, choice: Choice, decay: float) -> torch.optim.Optimizer:
     """The optimizer over a network's groups; rates are set before each step by `set_rates`."""
     groups = [
-        {"params": parameters, "name": name, "weight_decay": decay if name == "weights" else 0.0}
-        for name, parameters in parameter_groups(network).items()
-        if parameters
+        {"params": parameters, "name": name} for name, parameters in parameter_groups(network).items() if parameters
     ]
     if choice.optimizer == "SGD":
-        return torch.optim.SGD(groups, lr=choice.lr0, momentum=choice.momentum, nesterov=choice.momentum > 0)
-    return torch.optim.AdamW(groups, lr=choice.lr0, betas=(choice.momentum, 0.999))
+        optimizer = torch.optim.SGD(groups, lr=choice.lr0, momentum=choice.momentum, nesterov=choice.momentum > 0)
+    else:
+        optimizer = torch.optim.AdamW(groups, lr=choice.lr0, betas=(choice.momentum, 0.999))
+    set_decay(optimizer, decay)
+    return optimizer
+
+
+def set_decay(optimizer: torch.optim.Optimizer, decay: float) -> None:
+    for group in optimizer.param_groups:
+        group["weight_decay"] = decay if group["name"] == "weights" else 0.0
 
 
 def set_rates(optimizer: torch.optim.Optimizer, rates: Rates) -> None:

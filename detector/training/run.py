@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 from torch import nn
@@ -16,18 +16,17 @@ from detector import distributed
 from detector.config import Settings
 from detector.data.batch import Batch, blank_batch
 from detector.data.loader import TrainingLoader, training_loader, validation_batches
-from detector.errors import ConfigError, DetectorError, Interrupted, TrainingError
+from detector.errors import ConfigError, DetectorError, Interrupted
 from detector.evaluation.coco import GroundTruth
 from detector.evaluation.evaluate import Evaluation, detect, ground_truth_of, judge
 from detector.loss.criterion import TERMS
 from detector.model.network import Network
 from detector.model.norm import renorm_limits, set_renorm_limits
 from detector.reporting.draw import save_image
-from detector.reporting.plots import plot_history
 from detector.reporting.progress import Progress
 from detector.reporting.samples import training_batch_image
 from detector.reporting.summary import draw_evaluation
-from detector.reporting.table import format_class_table, write_csv
+from detector.reporting.table import format_class_table
 from detector.training import checkpoint
 from detector.training.interrupt import Interruption
 from detector.training.lock import locked
@@ -35,10 +34,11 @@ from detector.training.norms import set_modes
 from detector.training.optim import Rates
 from detector.training.plan import Window, epoch_windows
 from detector.training.precision import choose_device
+from detector.training.recover import take_step
+from detector.training.resume import Resume
 from detector.training.saving import Saver
 from detector.training.setup import Parts, Say, prepare
 from detector.training.state import Best, TrainState
-from detector.training.step import StepReport, train_window
 
 Result = TypeVar("Result")
 
@@ -58,10 +58,8 @@ def say_now(text: str) -> None:
     print(text, flush=True)
 
 
-def train(
-    settings: Settings, resume_from: Path | None = None, saved: dict[str, Any] | None = None, say: Say = say_now
-) -> TrainResult:
-    """Train by the settings, from the start or from the checkpoint `saved`, which was read from `resume_from`.
+def train(settings: Settings, resume: Resume | None = None, say: Say = say_now) -> TrainResult:
+    """Train by the settings, from the start or from a checkpoint.
 
     Under torchrun every process calls this alike. Raises ConfigError, DataError or CheckpointError before anything is
     written; TrainingError where a run cannot go on; Interrupted after Ctrl-C or SIGTERM, with everything saved.
@@ -70,10 +68,12 @@ def train(
         stack.enter_context(distributed.process_group(choose_device(settings.device)))
         if not distributed.is_main():
             say = silent
-        parts, state, folder = together(lambda: begin(settings, resume_from, saved, say, stack))
+        parts, state, folder = together(lambda: begin(settings, resume, say, stack))
         saver = Saver(folder, parts, say)
-        if saved is None:
+        if resume is None:
             saver.save(state)  # from the first second on a run can be resumed
+        else:
+            saver.save_table(state)  # which may be older, or newer, than the checkpoint
         truth = ground_truth_of(parts.validation.index)
         run = Run(parts, state, saver, truth, stack.enter_context(Interruption()), say)
         try:
@@ -119,7 +119,9 @@ def run_epochs(run: Run) -> None:
         record(run, row)
         run.say(progress_line(row, state, settings, time.perf_counter() - start))
         run.stop_if_asked()
-    if out_of_patience(state, settings.patience):
+    if state.epoch >= settings.epochs:
+        run.say(f"finished  {state.epoch} epochs; to train on: detector train resume={run.saver.folder} epochs=...")
+    elif out_of_patience(state, settings.patience):
         run.say(f"stopped early: no better {settings.metric} in {settings.patience} epochs")
 
 
@@ -138,19 +140,18 @@ def together(action: Callable[[], Result]) -> Result:
     return cast(Result, result)
 
 
-def begin(
-    settings: Settings, resume_from: Path | None, saved: dict[str, Any] | None, say: Say, stack: ExitStack
-) -> tuple[Parts, TrainState, Path]:
+def begin(settings: Settings, resume: Resume | None, say: Say, stack: ExitStack) -> tuple[Parts, TrainState, Path]:
     """Everything checked and built, and then the run's folder, locked until `stack` is left."""
-    parts, state = prepare(settings, saved, say)
+    for line in resume.lines() if resume else ():
+        say(line)
+    parts, state = prepare(settings, resume, say)
     folder = Path()
     if distributed.is_main():
-        if resume_from:
-            folder = resume_from.parent.parent
-        else:
-            folder = create_folder(settings.project, settings.name, "train", settings.exist_ok)
+        new = settings.project, settings.name, "train", settings.exist_ok
+        folder = resume.folder if resume else create_folder(*new)
         stack.enter_context(locked(folder))
         (folder / "weights").mkdir(exist_ok=True)
+        checkpoint.remove_unfinished(folder)
         (folder / "settings.yaml").write_text(parts.settings.to_yaml(), encoding="utf-8")
         say(f"run       {folder}")
     return parts, state, folder
@@ -192,7 +193,7 @@ def train_epoch(run: Run, model: nn.Module, loader: TrainingLoader) -> None:
     windows = list(epoch_windows(images, state.cut, settings.seed, *position, parts.ramp, settings.batch, world))
     batches = my_micro_batches(parts, state.epoch, windows, loader)
     if settings.plots and distributed.is_main() and state.done == 0 and wants_pictures(state.epoch, settings):
-        batches = pictured(batches, parts.names, run.saver.folder, state.epoch)
+        batches = pictured(batches, parts.names, run.saver, state.epoch)
     set_modes(state.network, settings.norm == "frozen")
 
     with Progress(state.epoch, settings.epochs, images, state.done, shown=distributed.is_main()) as bar:
@@ -200,30 +201,15 @@ def train_epoch(run: Run, model: nn.Module, loader: TrainingLoader) -> None:
             progress = state.epoch + (window.done + window.images) / images
             rates = rates_at(parts, progress)
             set_renorm_limits(state.network, *renorm_limits(progress, parts.schedule.warmup))
-            micro_batches = (batch.to(parts.device) for batch in islice(batches, window.accumulate))
-            report = train_window(state, model, parts.rules, window, micro_batches, rates)
+            held = list(islice(batches, window.accumulate))
+            report = take_step(parts, state, model, window, held, rates, run.saver.last, run.say)
             state.done = window.done + window.images
             if report.applied:
                 state.loss_sums = [a + b * window.images for a, b in zip(state.loss_sums, report.losses, strict=True)]
-            else:
-                bad_step(run, window, report)
             bar.update(state.done, named(report.losses), rates.lr, window.accumulate, gpu_memory(parts.device))
-            if run.saver.due():
+            if run.saver.due(state):
                 run.saver.save(state)
             run.stop_if_asked()
-
-
-def bad_step(run: Run, window: Window, report: StepReport) -> None:
-    """Say which images a step that was not finite had; stop where there were too many in a row."""
-    state, limit = run.state, run.parts.settings.max_bad_steps
-    samples = sorted(sample for device in window.micro_batches for micro in device for sample in micro)
-    shown = ", ".join(map(str, samples[:8])) + (", ..." if len(samples) > 8 else "")
-    run.say(f"warning: step skipped: gradient {report.norm}, losses {report.losses}; images {shown}")
-    if state.skipped_in_a_row >= limit:
-        raise TrainingError(
-            f"{limit} steps in a row were not finite, and nothing was learned from them. Lower lr0, or set amp=fp32; "
-            f"the last good checkpoint is {run.saver.last}"
-        )
 
 
 def epoch_row(parts: Parts, state: TrainState, evaluation: Evaluation | None) -> dict[str, float]:
@@ -261,13 +247,15 @@ def wants_pictures(epoch: int, settings: Settings) -> bool:
 
 
 def pictured(
-    batches: Iterable[Batch], names: tuple[str, ...], folder: Path, epoch: int, most: int = 3
+    batches: Iterable[Batch], names: tuple[str, ...], saver: Saver, epoch: int, most: int = 3
 ) -> Iterator[Batch]:
     """The same batches; the first few are also drawn into the run folder."""
     for number, batch in enumerate(batches):
         if number < most:
             picture = training_batch_image(batch.images, batch.boxes_xyxy, batch.classes, batch.image_index, names)
-            save_image(folder / f"train_epoch{epoch + 1}_batch{number}.jpg", picture)
+            path = saver.folder / f"train_epoch{epoch + 1}_batch{number}.jpg"
+            with saver.writing(path):
+                save_image(path, picture)
         yield batch
 
 
@@ -282,7 +270,7 @@ def validate(run: Run, network: Network) -> Evaluation | None:
             network,
             batches,
             device=parts.device,
-            autocast=parts.rules.precision.autocast,
+            autocast=run.state.precision.autocast,
             on_batch=(lambda images: run.stop_if_asked()) if alone else None,  # ranks have not equally many batches
         )
     )
@@ -294,17 +282,16 @@ def validate(run: Run, network: Network) -> Evaluation | None:
 
 def record(run: Run, row: dict[str, float]) -> None:
     """Take a finished epoch into the state, the checkpoints, the table and the curves."""
-    state, settings, folder = run.state, run.parts.settings, run.saver.folder
+    state, settings = run.state, run.parts.settings
     state.history.append(row)
     state.epoch, state.done, state.loss_sums = state.epoch + 1, 0, [0.0] * len(TERMS)
     fitness = row.get(settings.metric, float(state.epoch))  # without validation the last epoch counts as the best
+    if settings.metric in TERMS:
+        fitness = -fitness
     if state.best.epoch < 0 or fitness > state.best.fitness:  # the first counts even where it is not a number
         state.best = Best(fitness, state.epoch)
     run.saver.save_epoch(state)
-    if distributed.is_main():
-        write_csv(folder / "metrics.csv", state.history)
-        if settings.plots:
-            plot_history(state.history, folder / "curves.png")
+    run.saver.save_table(state)
 
 
 def out_of_patience(state: TrainState, patience: int) -> bool:
@@ -331,7 +318,8 @@ def finish(run: Run) -> TrainResult:
         return TrainResult(saver.folder, saver.best, saver.last, {})
     run.say(format_class_table(evaluation, parts.names))
     if parts.settings.plots:
-        draw_evaluation(evaluation, parts.validation, parts.names, saver.folder)
+        with saver.writing(saver.folder):
+            draw_evaluation(evaluation, parts.validation, parts.names, saver.folder)
     run.say(f"best      {saver.best} (epoch {run.state.best.epoch})")
     run.say(f"pictures  {saver.folder}")
     return TrainResult(saver.folder, saver.best, saver.last, evaluation.row())

@@ -5,7 +5,44 @@ ends at, so the first step of a warmup already moves and the last step of a run 
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Extension = Literal["rescale", "constant-final", "restart-cosine"]
+
+
+@dataclass(frozen=True)
+class Leg:
+    """A stretch of a run, from epoch `start` to epoch `end`. A run has one, and another each time it is extended."""
+
+    start: int
+    end: int
+    curve: Literal["linear", "cosine", "constant"]
+
+    def left(self, progress: float) -> float:
+        """What is left of lr0 - lr0 * lrf at `progress` epochs: from 1 at the start to 0 at the end."""
+        done = min(max((progress - self.start) / (self.end - self.start), 0.0), 1.0)
+        if self.curve == "linear":
+            return 1 - done
+        return (1 + math.cos(math.pi * done)) / 2 if self.curve == "cosine" else 0.0
+
+
+Legs = tuple[Leg, ...]
+
+
+def extended(legs: Legs, epochs: int, rule: Extension) -> Legs:
+    """The legs of a run that is to end at `epochs` instead.
+
+    `rescale` stretches the last leg: from here on the rates are those of a run that was always meant to be so long.
+    The other rules leave the legs as they are and add one: `constant-final` stays at lr0 * lrf, `restart-cosine` goes
+    from lr0 to it once more. A run that is to end earlier is rescaled whatever the rule.
+    """
+    last = legs[-1]
+    if epochs > last.end and rule != "rescale":
+        return (*legs, Leg(last.end, epochs, "constant" if rule == "constant-final" else "cosine"))
+    kept = tuple(leg for leg in legs if leg.start < epochs)
+    return (*kept[:-1], replace(kept[-1], end=epochs))
 
 
 @dataclass(frozen=True)
@@ -15,20 +52,18 @@ class Schedule:
     `warmup_bias_lr` is where the biases' rate starts (0 with Adam-like optimizers); all other rates start at 0.
     """
 
-    epochs: int
+    legs: Sequence[Leg]
     warmup: float  # epochs
     lr0: float
     lrf: float
     momentum: float
     warmup_momentum: float
     warmup_bias_lr: float
-    cosine: bool = False
 
     def decay(self, progress: float) -> float:
-        """Factor on lr0, from 1 at the start to lrf at the end, linear or half a cosine."""
-        done = min(progress / self.epochs, 1.0)
-        left = (1 + math.cos(math.pi * done)) / 2 if self.cosine else 1 - done
-        return self.lrf + (1 - self.lrf) * left
+        """Factor on lr0, from 1 at the start of a leg to lrf at its end."""
+        leg = next((leg for leg in self.legs if progress <= leg.end), self.legs[-1])
+        return self.lrf + (1 - self.lrf) * leg.left(progress)
 
     def lr(self, progress: float, bias: bool = False) -> float:
         """Learning rate of weights and norms, or of the biases."""

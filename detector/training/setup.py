@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Literal
 
 import torch
 
@@ -20,10 +20,11 @@ from detector.model.norm import set_norms
 from detector.training import checkpoint
 from detector.training.ema import Ema
 from detector.training.normalise import RULES
-from detector.training.optim import build_optimizer, choose
+from detector.training.optim import build_optimizer, choose, set_decay
 from detector.training.plan import Cut, count_steps, lr_factor, nominal_cut
-from detector.training.precision import choose_device, choose_precision
-from detector.training.schedule import Schedule
+from detector.training.precision import Precision, choose_device, choose_precision
+from detector.training.resume import Resume
+from detector.training.schedule import Leg, Schedule, extended
 from detector.training.state import TrainState
 from detector.training.step import StepRules
 
@@ -49,21 +50,20 @@ class Parts:
         return self.schedule.warmup if self.settings.accumulate_warmup else 0.0
 
 
-def prepare(settings: Settings, saved: dict[str, Any] | None, say: Say) -> tuple[Parts, TrainState]:
-    """Everything a run needs, or the user's mistake as an error; `saved` is a checkpoint to go on from."""
+def prepare(settings: Settings, resume: Resume | None, say: Say) -> tuple[Parts, TrainState]:
+    """Everything a run needs, or the user's mistake as an error; `resume` is a checkpoint to go on from."""
     device = choose_device(settings.device)
-    precision = choose_precision(settings.amp, device)
     training, validation = indices(settings, say)
     names = training.names
     per_device = settings.nbs_scope == "device"
     cut = nominal_cut(settings.nbs, settings.batch, distributed.world_size(), per_device)
     choice = choose(settings, -(-len(training) // cut.window) * settings.epochs, len(names))
     settings = settings.model_copy(
-        update={"optimizer": choice.optimizer, "lr0": choice.lr0, "momentum": choice.momentum, "amp": precision.name}
+        update={"optimizer": choice.optimizer, "lr0": choice.lr0, "momentum": choice.momentum}
     )
 
     network = build_network(settings.model, len(names), settings.seed)
-    if settings.weights and saved is None:
+    if settings.weights and resume is None:
         say(checkpoint.start_from(network, settings.weights))
     freeze(network, settings.freeze)
     set_norms(network, settings.norm, device, distributed.world_size())
@@ -71,9 +71,12 @@ def prepare(settings: Settings, saved: dict[str, Any] | None, say: Say) -> tuple
     if device.type != "mps":  # measured to help on CPUs and on GPUs with tensor cores
         network = network.to(memory_format=torch.channels_last)
     optimizer = build_optimizer(network, choice, weight_decay(settings, cut))
-    state = TrainState(network, Ema(network), optimizer, precision.scaler(), cut=cut)
-    if saved is not None:
-        restore(state, saved, training)
+    precision = precision_of(settings, device, resume)
+    legs = (Leg(0, settings.epochs, curve_of(settings)),)
+    state = TrainState(network, Ema(network), optimizer, precision, cut=cut, legs=legs)
+    if resume is not None:
+        restore(state, resume, training)
+        go_on_by(settings, state, resume)
 
     gains = settings.box, settings.cls, settings.dfl
     criterion = DetectionLoss(network.reg_max, network.strides, *gains)
@@ -81,16 +84,15 @@ def prepare(settings: Settings, saved: dict[str, Any] | None, say: Say) -> tuple
         settings=settings,
         device=device,
         schedule=Schedule(
-            epochs=settings.epochs,
+            legs=state.legs,
             warmup=settings.warmup(),
             lr0=settings.lr0 * lr_factor(state.cut, settings.nbs, settings.scale_lr, per_device),
             lrf=settings.lrf,
             momentum=settings.momentum,
             warmup_momentum=settings.warmup_momentum,
             warmup_bias_lr=choice.warmup_bias_lr,
-            cosine=settings.cos_lr,
         ),
-        rules=StepRules(criterion, precision, RULES[settings.normalize], settings.clip_norm),
+        rules=StepRules(criterion, RULES[settings.normalize], settings.clip_norm),
         training=training_set(training, settings),
         validation=ValidationSet(validation, settings.imgsz),
         names=names,
@@ -144,16 +146,45 @@ def freeze(network: Network, layers: int | list[int]) -> None:
         network.model[layer].requires_grad_(False)
 
 
-def restore(state: TrainState, saved: dict[str, Any], training: Index) -> None:
+def precision_of(settings: Settings, device: torch.device, resume: Resume | None) -> Precision:
+    """As `amp` says; where that is `auto`, a run that goes on keeps its own on the same kind of device."""
+    if resume is not None and settings.amp == "auto" and resume.saved["precision"][1] == device.type:
+        return choose_precision(resume.saved["precision"][0], device)
+    return choose_precision(settings.amp, device)
+
+
+def curve_of(settings: Settings) -> Literal["linear", "cosine"]:
+    """How the learning rate falls in a run that is not extended."""
+    return "cosine" if settings.cos_lr else "linear"
+
+
+def go_on_by(settings: Settings, state: TrainState, resume: Resume) -> None:
+    """Apply to a restored state the settings that may be others now. ConfigError where there is nothing left to do."""
+    if settings.epochs < state.epoch:
+        raise ConfigError(f"epochs={settings.epochs}: this run has trained {state.epoch} already")
+    if settings.epochs == state.epoch and resume.changes.keys() - {"epochs"}:
+        changes = ", ".join(sorted(resume.changes))
+        raise ConfigError(
+            f"{resume.folder}: this run is finished, with no step left that {changes} could change; "
+            f"add epochs=N, more than {state.epoch}, to train on"
+        )
+    state.legs = (replace(state.legs[0], curve=curve_of(settings)), *state.legs[1:])
+    if settings.epochs != state.legs[-1].end:
+        state.legs = extended(state.legs, settings.epochs, settings.extend_lr)
+    set_decay(state.optimizer, weight_decay(settings, state.cut))
+
+
+def restore(state: TrainState, resume: Resume, training: Index) -> None:
     """Take up a saved state. Raises CheckpointError where it belongs to other images or another network."""
+    saved = resume.saved
     if tuple(saved["names"]) != training.names:
         raise CheckpointError(
             f"the data set's classes {list(training.names)} are not those of the run, {saved['names']}"
         )
-    if saved["images"] != len(training):
+    if saved["images"] != len(training) or saved["image_names"] != training.digest():
         raise CheckpointError(
-            f"the data set has {len(training)} training images, and the run's had {saved['images']}: "
-            "a run goes on with its own images; start a new one from its weights"
+            f"the data set's {len(training)} training images are not the run's {saved['images']} (compared by their "
+            f"names): a run goes on with its own images; start a new one with weights={resume.path}"
         )
     state.load_state_dict(saved)
 
@@ -170,10 +201,7 @@ def introduce(parts: Parts, state: TrainState, say: Say) -> None:
     decay = f"{settings.weight_decay:g} x {cut.window}/{settings.nbs} = {weight_decay(settings, cut):g}"
     say(f"model     {settings.model}, {parameters:,} parameters, {len(parts.names)} classes")
     say(f"data      {images:,} images with {boxes:,} boxes, {len(parts.validation):,} for validation; {settings.data}")
-    say(
-        f"device    {parts.device}, {parts.rules.precision.name}, imgsz {settings.imgsz}, "
-        f"{parts.workers} loader processes"
-    )
+    say(f"device    {parts.device}, {state.precision.name}, imgsz {settings.imgsz}, {parts.workers} loader processes")
     say(
         f"window    {cut.window} images a step = {settings.batch} a micro-batch x {accumulate} accumulated x "
         f"{devices}; {steps:,} steps an epoch, {total:,} in all"
@@ -183,6 +211,8 @@ def introduce(parts: Parts, state: TrainState, say: Say) -> None:
     if factor != 1:
         lr0 += f" x {factor:g} ({settings.scale_lr}, {cut.window} images a step for {settings.nbs}) = {rate:g}"
     say(f"optimizer {settings.optimizer}, lr0 {lr0}, momentum {settings.momentum:g}, weight decay {decay}")
+    for leg in state.legs[1:]:
+        say(f"extended  epochs {leg.start} to {leg.end}: lr0 by {leg.curve}")
     if settings.norm != "batch" or settings.normalize != "window":
         say(f"norms     bn {settings.norm}, losses normalised by {settings.normalize}")
     if warmup := parts.schedule.warmup:

@@ -14,6 +14,8 @@ from detector.errors import CheckpointError
 from detector.loss.criterion import TERMS
 from detector.training.ema import Ema
 from detector.training.plan import Cut
+from detector.training.precision import Precision
+from detector.training.schedule import Leg, Legs
 
 
 @dataclass
@@ -31,7 +33,8 @@ class TrainState:
     network: nn.Module
     ema: Ema
     optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
+    precision: Precision
+    scaler: torch.amp.GradScaler = field(init=False)
     epoch: int = 0
     done: int = 0
     step: int = 0  # applied optimizer steps
@@ -41,9 +44,17 @@ class TrainState:
     cut: Cut = field(
         default_factory=lambda: Cut(1, 1)
     )  # plans the windows; they stay when a run goes on at another batch
+    legs: Legs = ()  # how the learning rate goes; a new one each time the run is extended
     loss_sums: list[float] = field(default_factory=lambda: [0.0] * len(TERMS))  # losses * images of this epoch so far
     best: Best = field(default_factory=Best)
     history: list[dict[str, float]] = field(default_factory=list)  # one row of metrics an epoch
+
+    def __post_init__(self) -> None:
+        self.use(self.precision)
+
+    def use(self, precision: Precision) -> None:
+        """Compute in `precision` from the next step on, with a loss scaler of its own."""
+        self.precision, self.scaler = precision, precision.scaler()
 
     def state_dict(self) -> dict[str, Any]:
         """Plain tensors and plain data, one entry a field; `network` is saved as `model`."""
@@ -52,6 +63,7 @@ class TrainState:
             "ema": self.ema.network.state_dict(),
             "ema_steps": self.ema.steps,
             "optimizer": self.optimizer.state_dict(),
+            "precision": [self.precision.name, self.precision.device_type],
             "scaler": self.scaler.state_dict(),
             "epoch": self.epoch,
             "done": self.done,
@@ -60,13 +72,17 @@ class TrainState:
             "skipped_in_a_row": self.skipped_in_a_row,
             "loss_scale": self.loss_scale,
             "cut": [self.cut.batch, self.cut.accumulate, self.cut.devices],
+            "legs": [[leg.start, leg.end, leg.curve] for leg in self.legs],
             "loss_sums": self.loss_sums,
             "best": {"fitness": self.best.fitness, "epoch": self.best.epoch},
             "history": self.history,
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Restore strictly. Raises CheckpointError where an entry is missing or does not fit."""
+        """Restore strictly. Raises CheckpointError where an entry is missing or does not fit.
+
+        The precision stays the one that was chosen: the run may go on with another, or on another device.
+        """
         missing = sorted(self.state_dict().keys() - saved.keys())
         if missing:
             raise CheckpointError(f"the checkpoint holds no {', '.join(missing)}: only a last.pt can be resumed")
@@ -83,3 +99,4 @@ class TrainState:
             setattr(self, name, saved[name])
         self.best = Best(**saved["best"])
         self.cut = Cut(*saved["cut"])
+        self.legs = tuple(Leg(*leg) for leg in saved["legs"])

@@ -24,7 +24,6 @@ from detector.training.normalise import Rule
 from detector.training.norms import norms_at_rest, running_statistics
 from detector.training.optim import Rates, set_rates
 from detector.training.plan import Window
-from detector.training.precision import Precision
 from detector.training.state import TrainState
 
 
@@ -33,7 +32,6 @@ class StepRules:
     """What stays the same from step to step."""
 
     criterion: DetectionLoss
-    precision: Precision
     normalise: Rule
     clip_norm: float
 
@@ -63,7 +61,7 @@ def train_window(
     for number, batch in enumerate(micro_batches, start=1):
         last = number == window.accumulate
         with distributed.gradient_sync(model, last), statistics_of(state.network, batch):
-            with rules.precision.autocast():
+            with state.precision.autocast():
                 predictions = model(batch.network_input())
             branches = rules.criterion(predictions, batch)
             shares = [rules.normalise.before(one.weight, len(batch.samples), state.loss_scale) for one in branches]

@@ -1,0 +1,106 @@
+"""Going on with a run: its checkpoint, and which of its settings may be others from here on."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from detector.config import Settings, validated
+from detector.errors import CheckpointError, ConfigError
+from detector.training import checkpoint
+from detector.training.lock import launch_id
+
+# What stays as it was, and why. Everything else can change; a changed setting is applied from the next step on.
+FIXED = {
+    "model": "the checkpoint's weights are of this model",
+    "weights": "the run has weights of its own by now",
+    "names": "the checkpoint's class layers are of these classes",
+    "freeze": "the optimizer's state is of the layers that train",
+    "optimizer": "the state of one optimizer means nothing to another",
+    "seed": "the order of the images and their augmentation follow from it",
+    "nbs": "the windows of the run are planned by it",
+    "nbs_scope": "the windows of the run are planned by it",
+    "accumulate_warmup": "the windows of the run are planned by it",
+    "metric": "best.pt was chosen by it",
+    "project": "a run goes on in its own folder; to have it elsewhere, move the folder and resume it there",
+    "name": "a run goes on in its own folder; to have it elsewhere, move the folder and resume it there",
+    "exist_ok": "a run goes on in its own folder",
+}
+
+
+@dataclass(frozen=True)
+class Resume:
+    """A checkpoint to go on from."""
+
+    path: Path
+    saved: dict[str, Any]  # what it holds
+    changes: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # settings: what they were, what they are now
+    notes: tuple[str, ...] = ()  # what else there is to say, for example of damage that was found
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder, which holds weights/."""
+        return self.path.parent.parent
+
+    def lines(self) -> list[str]:
+        """What to tell the user: notes, and a table of what changes."""
+        width = max(map(len, self.changes), default=0)
+        table = [f"changed   {key:{width}}  {before} -> {now}" for key, (before, now) in sorted(self.changes.items())]
+        return [*self.notes, *table]
+
+
+def take_up(settings: Settings) -> tuple[Settings, Resume | None]:
+    """The settings that a run goes on with, and its checkpoint; the settings as they are for a run that begins.
+
+    Raises CheckpointError where there is nothing to go on from, ConfigError for a setting that cannot change.
+    """
+    if settings.resume is None:
+        return restarted(settings)
+    notes: list[str] = []
+    path, saved = read(settings.resume, notes)
+    changes = changed(settings, saved["settings"])
+    values = {**saved["settings"], **{key: now for key, (_, now) in changes.items()}}
+    return validated(Settings, values, {}, str(path)), Resume(path, saved, changes, tuple(notes))
+
+
+def read(run: Path, notes: list[str]) -> tuple[Path, dict[str, Any]]:
+    """The path and the contents of the checkpoint of a run's folder or file."""
+    path = checkpoint.locate(run)
+    saved = checkpoint.read_latest(path, notes.append)
+    if "optimizer" not in saved:
+        last = path.parent / "last.pt"
+        raise ConfigError(
+            f"resume={path}: holds weights only; resume from {last}, or start a new run with weights={path}"
+        )
+    return path, saved
+
+
+def changed(settings: Settings, before: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """{key: (before, now)} of the settings that were written and are others; ConfigError where one of them is fixed."""
+    now = settings.model_dump(mode="json")
+    written = settings.model_fields_set - {"resume"}
+    if settings.optimizer == "auto":  # which one it came to is known, and stays
+        written -= {"optimizer"}
+    changes = {key: (before.get(key), now[key]) for key in written if now[key] != before.get(key)}
+    for key in FIXED:
+        if key in changes:
+            raise ConfigError(
+                f"resume={settings.resume}: {key}={now[key]}: cannot change in the middle of a run (it is "
+                f"{before.get(key)}): {FIXED[key]}"
+            )
+    return changes
+
+
+def restarted(settings: Settings) -> tuple[Settings, Resume | None]:
+    """The same for a run that torchrun starts again (`--max-restarts`): it goes on in the folder that it had."""
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
+        return settings, None
+    locks = [lock for lock in settings.project.resolve().glob("*/.lock") if launch_id() in lock.read_text().split()]
+    if not locks:
+        return settings, None
+    folder = max(locks, key=lambda lock: lock.stat().st_mtime).parent
+    try:
+        path, saved = read(folder, notes := [f"restarted by torchrun: going on with {folder}"])
+    except CheckpointError:  # killed before its first checkpoint
+        return settings.model_copy(update={"name": folder.name, "exist_ok": True}), None
+    return validated(Settings, saved["settings"], {}, str(path)), Resume(path, saved, notes=tuple(notes))
