@@ -34,6 +34,11 @@ def local_world_size() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
+def restarts() -> int:
+    """How often torchrun has started this process again (`--max-restarts`)."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
 def active() -> bool:
     return dist.is_available() and dist.is_initialized()
 
@@ -59,7 +64,11 @@ def process_group(device: torch.device) -> Iterator[None]:
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)  # collectives of objects go through the current device
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    # Torchrun keeps its store when it starts the processes again, and with it the addresses of those that are gone; who
+    # meets under them waits for ever. So each start has a part of the store for itself.
+    store, rank, size = next(dist.rendezvous("env://"))
+    store = dist.PrefixStore(f"start-{restarts()}", store)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=rank, world_size=size)
     try:
         yield
     finally:

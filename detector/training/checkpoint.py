@@ -12,7 +12,6 @@ import pickle
 import platform
 import shutil
 import struct
-import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -41,9 +40,9 @@ def write(path: Path, contents: dict[str, Any], keep_previous: bool = False) -> 
     """
     buffer = io.BytesIO()
     torch.save({"format": FORMAT, "versions": versions(), **contents}, buffer)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=UNFINISHED)
+    temporary = unfinished(path)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with open(temporary, "wb") as file:
             file.writelines(sealed(buffer.getbuffer()))
             file.flush()
             os.fsync(file.fileno())
@@ -51,12 +50,17 @@ def write(path: Path, contents: dict[str, Any], keep_previous: bool = False) -> 
             set_aside(path)
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     if os.name == "posix":  # the rename itself must survive a power cut
         folder = os.open(path.parent, os.O_RDONLY)
         os.fsync(folder)
         os.close(folder)
+
+
+def unfinished(path: Path) -> Path:
+    """Where a file is written before it takes its place. A run's folder is locked, so there is one writer."""
+    return path.with_name(f".{path.name}{UNFINISHED}")
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -71,13 +75,14 @@ def previous_of(path: Path) -> Path:
 
 def set_aside(path: Path) -> None:
     """Make the file also NAME.prev.pt, without a moment at which `path` is missing."""
-    link = path.with_name(f".{path.name}.link{UNFINISHED}")
+    link = unfinished(previous_of(path))
     link.unlink(missing_ok=True)
     try:
         os.link(path, link)
     except OSError:  # a file system without hard links
         shutil.copyfile(path, link)
     os.replace(link, previous_of(path))
+    link.unlink(missing_ok=True)  # still there where both were the same file already: then `replace` does nothing
 
 
 def sealed(data: memoryview) -> tuple[memoryview, bytes]:

@@ -1,4 +1,7 @@
-"""One run, one folder: a lock that the system releases when its process ends, however it ends."""
+"""One run, one folder: a lock that the system releases when its process ends, however it ends.
+
+A record lock (`lockf`), not `flock`: loader processes, which may live some seconds longer, do not inherit it.
+"""
 
 import os
 from collections.abc import Iterator
@@ -25,7 +28,7 @@ def locked(folder: Path) -> Iterator[None]:
     with open(folder / ".lock", "a+", encoding="utf-8") as file:
         if fcntl is not None:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 file.seek(0)
                 raise ConfigError(

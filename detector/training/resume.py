@@ -1,10 +1,10 @@
 """Going on with a run: its checkpoint, and which of its settings may be others from here on."""
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from detector import distributed
 from detector.config import Settings, validated
 from detector.errors import CheckpointError, ConfigError
 from detector.training import checkpoint
@@ -93,7 +93,7 @@ def changed(settings: Settings, before: dict[str, Any]) -> dict[str, tuple[Any, 
 
 def restarted(settings: Settings) -> tuple[Settings, Resume | None]:
     """The same for a run that torchrun starts again (`--max-restarts`): it goes on in the folder that it had."""
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
+    if not distributed.restarts():
         return settings, None
     locks = [lock for lock in settings.project.resolve().glob("*/.lock") if launch_id() in lock.read_text().split()]
     if not locks:
