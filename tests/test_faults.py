@@ -70,8 +70,8 @@ def test_a_run_killed_at_a_point_ends_like_one_that_was_not(make_run, point):
 
 @pytest.mark.parametrize("point", ["best.pt in place", "last.pt in place", "old one set aside", "validating"])
 def test_a_run_killed_at_its_last_epochs_end_does_too(make_run, point):
-    """Saved at epochs' ends only, and without validation, so that each epoch is the best; loaded by two workers."""
-    run = make_run("workers=2", "save_minutes=0", more=() if point == "validating" else ("val=false",))
+    """Saved at epochs' ends only, and without validation, so that each epoch is the best."""
+    run = make_run("workers=0", "save_minutes=0", more=() if point == "validating" else ("val=false",))
     number = {"last.pt in place": 2, "old one set aside": 2, "best.pt in place": 2, "validating": 4}[point]
     assert run.go_on(Kill(point, number)).killed, "the point was not reached"
     run.end()

@@ -103,7 +103,7 @@ class Run:
     nursery: Nursery
     folder: Path
     settings: Sequence[str]  # key=value, for its start
-    expected: "compare.Outcome"  # of the run that was not killed
+    expected: compare.Outcome  # of the run that was not killed
     kills: int = 0
     lost: int = 0  # bytes of files that had been finished
     repeated: list[float] = field(default_factory=list)  # seconds of work that each kill cost
@@ -114,13 +114,20 @@ class Run:
     def last(self) -> Path:
         return self.folder / "weights" / "last.pt"
 
+    def position(self) -> tuple[int, int]:
+        """(epochs, images of the next one) that last.pt holds."""
+        return compare.position_of(self.last)
+
     def go_on(self, kill: Kill) -> Ended:
-        """Start or resume the run, with `kill` on its way. Raises BrokenPromiseError where it neither ends well nor by the kill."""
-        before, position = compare.sizes_of(self.folder), compare.position_of(self.last)
+        """Start or resume the run, with `kill` on its way.
+
+        Raises BrokenPromiseError where it ends neither well nor by the kill, or where last.pt holds less than before.
+        """
+        before, position = compare.sizes_of(self.folder), self.position()
         ended = self._started(kill)
         self.lost += compare.bytes_lost(self.folder, before, self.expected)
-        if compare.position_of(self.last) < position:
-            raise BrokenPromiseError(f"last.pt went back from {position} to {compare.position_of(self.last)}")
+        if self.position() < position:
+            raise BrokenPromiseError(f"last.pt went back from {position} to {self.position()}")
         if ended.killed:
             self.kills += 1
             saved = self.last.stat().st_mtime if self.last.exists() else 0.0
@@ -133,8 +140,8 @@ class Run:
 
     def end(self) -> None:
         """Go on to the end, and compare. Raises BrokenPromiseError where the run is not what it would have been."""
-        while not self.finished:
-            self.go_on(NEVER)
+        if not self.finished and self.go_on(NEVER).killed:
+            raise BrokenPromiseError("the last process was to end by itself, and was killed: stuck, or out of memory")
         compare.assert_same(self.expected, compare.outcome_of(self.folder))
 
     def _started(self, kill: Kill) -> Ended:
@@ -150,7 +157,7 @@ class Run:
             refused = True
             if start > 20:
                 raise BrokenPromiseError(f"locked for 20 s after its process was killed: {ended.said[-500:]}")
-            time.sleep(0.1)
+            time.sleep(0.4)  # each try costs the start of a process
 
     def _arguments(self) -> list[str]:
         """A resume; before there is a checkpoint, the start that the program's error message asks for."""
