@@ -68,11 +68,10 @@ def test_a_run_killed_at_a_point_ends_like_one_that_was_not(make_run, point):
     assert run.lost == 0
 
 
-@pytest.mark.parametrize("point", ["best.pt in place", "last.pt in place", "old one set aside", "validating"])
-def test_a_run_killed_at_its_last_epochs_end_does_too(make_run, point):
-    """Saved at epochs' ends only, and without validation, so that each epoch is the best."""
+@pytest.mark.parametrize(("point", "number"), [("best.pt in place", 2), ("old one set aside", 2), ("validating", 4)])
+def test_a_run_killed_at_its_last_epochs_end_does_too(make_run, point, number):
+    """Saved at epochs' ends only; two of them without validation, so that each epoch is the best."""
     run = make_run("workers=0", "save_minutes=0", more=() if point == "validating" else ("val=false",))
-    number = {"last.pt in place": 2, "old one set aside": 2, "best.pt in place": 2, "validating": 4}[point]
     assert run.go_on(Kill(point, number)).killed, "the point was not reached"
     run.end()
     assert run.lost == 0
