@@ -16,8 +16,8 @@ from detector.training.precision import choose_devices
 from detector.training.run import TrainResult, say_now
 
 CHANGEABLE = {
-    "batch", "cache", "data", "device", "max_bad_steps", "on_save_error", "patience", "plots", "save_minutes",
-    "save_period", "val", "workers",
+    "batch", "cache", "checkpoint", "data", "device", "max_bad_steps", "offload", "on_save_error", "patience", "plots",
+    "save_minutes", "save_period", "val", "workers",
 }  # fmt: skip
 
 
