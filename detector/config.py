@@ -87,6 +87,19 @@ class DeviceKeys(Group):
     ] = "auto"
 
 
+class MemoryKeys(Group):
+    checkpoint: Annotated[
+        Literal["off", "stages", "all"], Field(description="activations that are computed again instead of kept")
+    ] = "off"
+    offload: Annotated[bool, Field(description="activations wait in host memory for the backward pass")] = False
+
+    @field_validator("checkpoint", mode="before")
+    @classmethod
+    def off_is_a_word(cls, value: Any) -> Any:
+        """YAML reads a plain `off` as false."""
+        return "off" if value is False else value
+
+
 class StepKeys(Group):
     nbs: Annotated[AtLeastOne, Field(description="nominal batch: what the hyper-parameters are tuned for")] = 64
     optimizer: Literal["auto", "SGD", "AdamW"] = "auto"
@@ -163,7 +176,7 @@ class RunKeys(FolderKeys):
     ] = "rescale"
 
 
-class Settings(ModelKeys, DataKeys, DeviceKeys, StepKeys, LossKeys, AugmentKeys, RunKeys):
+class Settings(ModelKeys, DataKeys, DeviceKeys, MemoryKeys, StepKeys, LossKeys, AugmentKeys, RunKeys):
     """Everything that defines a training run."""
 
     @model_validator(mode="after")

@@ -1,11 +1,13 @@
 """Run by torchrun, once a rank: trains windows on a tiny network and saves what the tests compare.
 
-Usage: rank_worker.py OUT WINDOWS POISONED, where WINDOWS is a list of windows, each a list of boxes per image, and
-POISONED the number of the one in which a gradient overflows on the last rank.
+Usage: rank_worker.py OUT WINDOWS POISONED [CHECKPOINT], where WINDOWS is a list of windows, each a list of boxes per
+image, and POISONED the number of the one in which a gradient overflows on the last rank. With a CHECKPOINT other than
+off, activations are also offloaded, however small.
 """
 
 import json
 import sys
+from dataclasses import replace
 
 import torch
 from scenes import cut_batch, random_batch
@@ -14,15 +16,20 @@ from test_step import RATES, Double, new_state
 from detector import distributed
 from detector.data.batch import blank_batch
 from detector.loss.criterion import DetectionLoss
+from detector.training import memory
 from detector.training.normalise import RULES
 from detector.training.plan import Window, split
 from detector.training.step import StepRules, train_window
 
 
-def main(out: str, windows: list[list[int]], poisoned: int) -> None:
+def main(out: str, windows: list[list[int]], poisoned: int, checkpoint: str = "off") -> None:
     state = new_state(torch.float64)
     criterion = DetectionLoss(state.network.reg_max, state.network.strides)
     rules = StepRules(criterion, RULES["window"], 1e9)
+    if checkpoint != "off":
+        memory.LEAST = 0
+        state.network.set_checkpoint(checkpoint)
+        rules = replace(rules, keeping=memory.offloaded)
     reductions = []
     with distributed.process_group(torch.device("cpu")):
         model = distributed.parallel(state.network, torch.device("cpu"))
@@ -60,4 +67,4 @@ def main(out: str, windows: list[list[int]], poisoned: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

@@ -100,7 +100,6 @@ def test_a_run_killed_at_random_times_does_too(make_run, workers, saves):
     assert run.lost == 0
 
 
-@pytest.mark.xfail(strict=True, reason="a resume that finds no epoch to train does not write metrics.csv")
 @pytest.mark.parametrize("point", ["epoch saved", "metrics.csv half written"])
 def test_the_last_row_of_metrics_survives(make_run, point):
     run = make_run("workers=0", EVERY_WINDOW)
@@ -108,7 +107,6 @@ def test_the_last_row_of_metrics_survives(make_run, point):
     run.end()
 
 
-@pytest.mark.xfail(strict=True, reason="nothing removes the temporary files of a killed write")
 @pytest.mark.parametrize("point", ["checkpoint half written", "old one set aside", "metrics.csv half written"])
 def test_nothing_is_left_of_a_killed_write(make_run, uncut, point):
     run = make_run("workers=0", "save_minutes=0")
@@ -118,7 +116,6 @@ def test_nothing_is_left_of_a_killed_write(make_run, uncut, point):
     assert leftovers(run.folder, uncut()) == []
 
 
-@pytest.mark.xfail(strict=True, reason="loader processes inherit the lock and outlive a killed run by seconds")
 def test_a_killed_run_with_workers_is_resumed_at_once(make_run):
     run = make_run("workers=2", EVERY_WINDOW)
     assert run.go_on(Kill("step done", 2)).killed

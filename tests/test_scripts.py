@@ -87,3 +87,17 @@ def test_benchmark_accumulation():
     if not memory:
         small, whole = (float(number) for number in re.findall(rf": ({NUMBER}) MiB", printed))
         assert 0 < small < whole
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
+def test_benchmark_memory():
+    tiny = ("--models", TINY, "--sizes", 128, "--batch", 16, "--turns", 1, "--amp", "fp32", "--crowd", 4, "--boxes", 50)
+    printed = run("benchmark_memory.py", *tiny)
+    rows = {row[1]: row for row in re.findall(r"^\| (\S+) \| 128 \| (.*?) \| (.*?) \| (.*?) \|", printed, flags=re.M)}
+    rows = {way: (float(kept), float(host)) for way, (_, _, kept, host) in rows.items()}
+    assert rows["plain"][0] > rows["stages"][0] > rows["all"][0] > 0
+    assert rows["plain"][1] == rows["stages"][1] == rows["all"][1] == 0
+    assert sum(rows["offload"]) == pytest.approx(rows["plain"][0], rel=0.01)  # moved, not gone
+    assert rows["offload"][1] > rows["plain"][0] / 2
+    ours, theirs = re.findall(rf"(?:sparse|dense): .* target weight ({NUMBER})", printed)
+    assert float(ours) == pytest.approx(float(theirs), rel=1e-4)

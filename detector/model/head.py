@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from detector.model.blocks import Conv, DWConv
+from detector.model.recompute import rerun
 
 REG_MAX = 16  # bins of a side's distance distribution, 0..15 grid units
 
@@ -47,6 +48,7 @@ class Detect(nn.Module):
         self.nc = nc
         self.reg_max = REG_MAX
         self.strides = tuple(strides)
+        self.rerun = False  # whether branches compute their activations again, see `Network.set_checkpoint`
         box = max(16, channels[0] // 4, 4 * self.reg_max)
         hidden = max(channels[0], min(nc, 100))
         self.cv2 = nn.ModuleList(
@@ -70,8 +72,9 @@ class Detect(nn.Module):
             classes[-1].bias.fill_(math.log(5 / self.nc / (640 / stride) ** 2))
 
     def forward(self, maps: list[Tensor]) -> Predictions:
-        boxes = [_cells(branch(x)) for branch, x in zip(self.cv2, maps, strict=True)]
-        logits = [_cells(branch(x)) for branch, x in zip(self.cv3, maps, strict=True)]
+        again = self.training and self.rerun
+        boxes = [_cells(rerun(one, x) if again else one(x)) for one, x in zip(self.cv2, maps, strict=True)]
+        logits = [_cells(rerun(one, x) if again else one(x)) for one, x in zip(self.cv3, maps, strict=True)]
         shapes = tuple((x.shape[2], x.shape[3]) for x in maps)
         return Predictions(torch.cat(boxes, 1).transpose(1, 2), torch.cat(logits, 1).transpose(1, 2), shapes)
 

@@ -3,7 +3,7 @@
 import copy
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from detector.model.blocks import Conv
 from detector.model.description import load_description
 from detector.model.head import DFL, Detect, Predictions
 from detector.model.layers import build_layers
+from detector.model.recompute import has_weights, is_block, rerun
 from detector.rng import Purpose, generator
 
 __all__ = ["Network", "build_network", "decode", "fused", "load_description", "network_from_description"]
@@ -37,6 +38,7 @@ class Network(nn.Module):
         self.nc: int = self.head.nc
         self.reg_max: int = self.head.reg_max
         self.strides: tuple[int, ...] = self.head.strides  # pixels of the network input per cell, level by level
+        self._rerun: frozenset[int] = frozenset()  # layers whose activations are computed again, see `set_checkpoint`
 
     @property
     def head(self) -> Detect:
@@ -47,10 +49,23 @@ class Network(nn.Module):
         """(B, 3, H, W) images to raw predictions."""
         maps: dict[int, Any] = {-1: images}
         for index, (layer, (sources, many)) in enumerate(zip(self.model, self._plan, strict=True)):
-            maps[index] = layer([maps[s] for s in sources] if many else maps[sources[0]])
+            if self.training and index in self._rerun:
+                maps[index] = rerun(layer, maps[sources[0]])
+            else:
+                maps[index] = layer([maps[s] for s in sources] if many else maps[sources[0]])
             for source in self._free[index]:
                 del maps[source]
         return maps[len(self.model) - 1]
+
+    def set_checkpoint(self, which: Literal["off", "stages", "all"]) -> None:
+        """Which activations training computes again instead of keeping them; it changes no result, to the bit.
+
+        `stages`: inside the blocks and the head's branches; `all`: inside every layer that has weights.
+        """
+        rule = {"off": lambda layer: False, "stages": is_block, "all": has_weights}[which]
+        # The head reads several maps and runs its branches one by one, so that no two are held at once.
+        self._rerun = frozenset(index for index, layer in enumerate(self.model[:-1]) if rule(layer))
+        self.head.rerun = which != "off"
 
     def branches(self) -> list[list[nn.Parameter]]:
         """The trainable parameters that each branch of the loss reaches; this network has one branch."""

@@ -43,7 +43,8 @@ def write(path: Path, contents: dict[str, Any], keep_previous: bool = False) -> 
     temporary = unfinished(path)
     try:
         with open(temporary, "wb") as file:
-            file.writelines(sealed(buffer.getbuffer()))
+            for part in sealed(buffer.getbuffer()):
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         if keep_previous and path.exists():

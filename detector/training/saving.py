@@ -77,11 +77,11 @@ class Saver:
 
     def save_table(self, state: TrainState) -> None:
         """Write metrics.csv and the curves: what the state says of the finished epochs."""
-        if not distributed.is_main():
+        if not distributed.is_main() or not state.history:
             return
         with self.writing(self.folder / "metrics.csv"):
             write_csv(self.folder / "metrics.csv", state.history)
-            if self.parts.settings.plots and state.history:
+            if self.parts.settings.plots:
                 plot_history(state.history, self.folder / "curves.png")
 
     def _contents(self, state: TrainState) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -19,6 +20,7 @@ from detector.model.network import Network, build_network
 from detector.model.norm import set_norms
 from detector.training import checkpoint
 from detector.training.ema import Ema
+from detector.training.memory import offloaded
 from detector.training.normalise import RULES
 from detector.training.optim import build_optimizer, choose, set_decay
 from detector.training.plan import Cut, count_steps, lr_factor, nominal_cut
@@ -67,6 +69,7 @@ def prepare(settings: Settings, resume: Resume | None, say: Say) -> tuple[Parts,
         say(checkpoint.start_from(network, settings.weights))
     freeze(network, settings.freeze)
     set_norms(network, settings.norm, device, distributed.world_size())
+    network.set_checkpoint(settings.checkpoint)
     network = network.to(device)
     if device.type != "mps":  # measured to help on CPUs and on GPUs with tensor cores
         network = network.to(memory_format=torch.channels_last)
@@ -80,6 +83,7 @@ def prepare(settings: Settings, resume: Resume | None, say: Say) -> tuple[Parts,
 
     gains = settings.box, settings.cls, settings.dfl
     criterion = DetectionLoss(network.reg_max, network.strides, *gains)
+    keeping = offloaded if settings.offload else nullcontext
     parts = Parts(
         settings=settings,
         device=device,
@@ -92,7 +96,7 @@ def prepare(settings: Settings, resume: Resume | None, say: Say) -> tuple[Parts,
             warmup_momentum=settings.warmup_momentum,
             warmup_bias_lr=choice.warmup_bias_lr,
         ),
-        rules=StepRules(criterion, RULES[settings.normalize], settings.clip_norm),
+        rules=StepRules(criterion, RULES[settings.normalize], settings.clip_norm, keeping),
         training=training_set(training, settings),
         validation=ValidationSet(validation, settings.imgsz),
         names=names,
@@ -215,6 +219,8 @@ def introduce(parts: Parts, state: TrainState, say: Say) -> None:
         say(f"extended  epochs {leg.start} to {leg.end}: lr0 by {leg.curve}")
     if settings.norm != "batch" or settings.normalize != "window":
         say(f"norms     bn {settings.norm}, losses normalised by {settings.normalize}")
+    if settings.checkpoint != "off" or settings.offload:
+        say(f"memory    checkpoint {settings.checkpoint}, offload {'on' if settings.offload else 'off'}")
     if warmup := parts.schedule.warmup:
         ramp = parts.ramp and cut.accumulate > 1
         growth = f", window from {cut.batch * cut.devices} to {cut.window} images" if ramp else ""

@@ -9,7 +9,7 @@ Accumulate 1, one GPU, many GPUs, CPU, fp16, bf16 and fp32 run through the same 
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -34,6 +34,7 @@ class StepRules:
     criterion: DetectionLoss
     normalise: Rule
     clip_norm: float
+    keeping: Callable[[], AbstractContextManager[None]] = nullcontext  # where activations wait, see memory.py
 
 
 class StepReport(NamedTuple):
@@ -61,7 +62,7 @@ def train_window(
     for number, batch in enumerate(micro_batches, start=1):
         last = number == window.accumulate
         with distributed.gradient_sync(model, last), statistics_of(state.network, batch):
-            with state.precision.autocast():
+            with state.precision.autocast(), rules.keeping():
                 predictions = model(batch.network_input())
             branches = rules.criterion(predictions, batch)
             shares = [rules.normalise.before(one.weight, len(batch.samples), state.loss_scale) for one in branches]

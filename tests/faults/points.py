@@ -45,7 +45,7 @@ POINTS = {
     "backward done": Point(STEP + "finish_gradient", "before"),
     "gradient finished": Point(STEP + "finish_gradient", "after"),
     "weights stepped": Point("detector.training.ema:Ema.update", "before"),
-    "step done": Point(RUN + "train_window", "after"),
+    "step done": Point("detector.training.recover:train_window", "after"),
     # a save
     "save begun": Point(SAVING + "save", "before"),
     "checkpoint half written": Point("detector.training.checkpoint:write", "inside"),
@@ -57,8 +57,8 @@ POINTS = {
     "validating": Point("detector.evaluation.evaluate:infer", "after"),
     "validated": Point(RUN + "record", "before"),
     "best.pt in place": Point("os:replace", "after", onto("best.pt")),
-    "epoch saved": Point(RUN + "write_csv", "before"),
-    "metrics.csv half written": Point(RUN + "write_csv", "inside"),
+    "epoch saved": Point("detector.training.saving:write_csv", "before"),
+    "metrics.csv half written": Point("detector.training.saving:write_csv", "inside"),
     "metrics.csv written": Point("os:replace", "before", onto("metrics.csv")),
     "epoch recorded": Point(RUN + "record", "after"),
     # the end
