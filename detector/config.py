@@ -92,6 +92,10 @@ class MemoryKeys(Group):
         Literal["off", "stages", "all"], Field(description="activations that are computed again instead of kept")
     ] = "off"
     offload: Annotated[bool, Field(description="activations wait in host memory for the backward pass")] = False
+    grow_after: Annotated[
+        Count, Field(description="steps after which a micro-batch that memory ran out for is tried again; 0: never")
+    ] = 0
+    val_batch: Annotated[AtLeastOne | None, Field(description="images validated at once; left out: batch")] = None
 
     @field_validator("checkpoint", mode="before")
     @classmethod

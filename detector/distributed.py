@@ -3,16 +3,14 @@
 import logging
 import os
 import tempfile
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
-from torch.nn.parallel import DistributedDataParallel
 
 from detector.errors import Interrupted
 
@@ -75,26 +73,107 @@ def process_group(device: torch.device) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def parallel(network: nn.Module, device: torch.device) -> nn.Module:
-    """The network, wrapped so that a backward pass adds gradients over ranks where there are several.
+class GradientSum:
+    """The gradients of a network's parameters, added up over ranks while the last backward pass of a step still runs.
 
-    Buffers are not broadcast: `average_over_ranks` keeps the norm layers' statistics equal instead.
+    This is what DistributedDataParallel does, in chunks from the last layer on, with one thing more: a rank whose
+    backward pass fails can `finish` all the same. It sends what it has, so that no other rank waits for it, and then
+    all can agree to throw the step away. Gradients are views of the chunks, and sums, not means.
+
+    Alone, there is nothing to add up, and gradients are ordinary ones.
     """
+
+    def __init__(self, network: nn.Module, chunk_bytes: int = 25 * 2**20):
+        self._parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        self._chunks: list[_Chunk] = []
+        self._chunk_of: dict[nn.Parameter, _Chunk] = {}
+        self._sent: list[dist.Work] = []
+        self._sending = False
+        if not active():
+            return
+        for chunk in _chunks(self._parameters[::-1], chunk_bytes):
+            self._chunks.append(_Chunk(chunk))
+            self._chunk_of |= dict.fromkeys(chunk, self._chunks[-1])
+        for parameter in self._parameters:
+            parameter.register_post_accumulate_grad_hook(self._added)
+
+    def begin(self) -> None:
+        """Start a step: no gradients yet."""
+        for parameter in self._parameters:
+            parameter.grad = None
+        for chunk in self._chunks:
+            chunk.begin()
+        self._sent, self._sending = [], False
+
+    def send_as_they_come(self) -> None:
+        """From here on, which is the last backward pass, a gradient that is added to is complete."""
+        self._sending = True
+
+    def finish(self) -> None:
+        """Send what is not sent yet, complete or not, and wait until all are summed; every rank must call it."""
+        for chunk in self._chunks[len(self._sent) :]:
+            self._sent.append(chunk.send())
+        for work in self._sent:
+            work.wait()
+
+    def _added(self, parameter: nn.Parameter) -> None:
+        if not self._sending:
+            return
+        self._chunk_of[parameter].missing -= 1
+        # In the order of the chunks, whatever that of the gradients: all ranks must send the same one at a time.
+        while len(self._sent) < len(self._chunks) and not self._chunks[len(self._sent)].missing:
+            self._sent.append(self._chunks[len(self._sent)].send())
+
+
+class _Chunk:
+    """Some parameters whose gradients lie in one tensor."""
+
+    def __init__(self, parameters: list[nn.Parameter]):
+        self.parameters = parameters
+        self.flat = torch.zeros(sum(map(torch.Tensor.numel, parameters)), **_kind(parameters[0]))
+        self.missing = len(parameters)  # whose gradient is not complete yet
+
+    def begin(self) -> None:
+        self.flat.zero_()
+        self.missing = len(self.parameters)
+        for parameter, part in zip(self.parameters, self.flat.split([p.numel() for p in self.parameters]), strict=True):
+            # In the parameter's own memory format, so that optimizers run through both as they lie in memory.
+            parameter.grad = part.as_strided(parameter.size(), parameter.stride())
+
+    def send(self) -> dist.Work:
+        return dist.all_reduce(self.flat, async_op=True)
+
+
+def _kind(parameter: nn.Parameter) -> dict[str, Any]:
+    return {"dtype": parameter.dtype, "device": parameter.device}
+
+
+def _chunks(parameters: Sequence[nn.Parameter], most: int) -> Iterator[list[nn.Parameter]]:
+    """The parameters in their order, as lists of one dtype and device and of at most `most` bytes, or of one."""
+    chunk: list[nn.Parameter] = []
+    for parameter in parameters:
+        size = sum(one.nbytes for one in chunk)
+        if chunk and (size + parameter.nbytes > most or _kind(parameter) != _kind(chunk[0])):
+            yield chunk
+            chunk = []
+        chunk.append(parameter)
+    if chunk:
+        yield chunk
+
+
+def on_any_rank(happened: bool, device: torch.device) -> bool:
+    """Whether it happened on any rank, the same answer on each; every rank must call it."""
     if not active():
-        return network
-    devices = [device] if device.type == "cuda" else None
-    with warnings.catch_warnings():  # newer releases would rename broadcast_buffers, older ones know no other name
-        warnings.simplefilter("ignore", FutureWarning)
-        return DistributedDataParallel(
-            network, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True
-        )
+        return happened
+    return bool(max_over_ranks(torch.tensor(float(happened), device=device)))
 
 
-def gradient_sync(model: nn.Module, enabled: bool) -> AbstractContextManager[None]:
-    """A context in which a backward pass averages gradients over ranks (enabled) or keeps them local."""
-    if enabled or not isinstance(model, DistributedDataParallel):
-        return nullcontext()
-    return model.no_sync()
+@torch.no_grad()
+def share(tensors: Iterable[Tensor]) -> None:
+    """Make every rank's tensors the main one's."""
+    if active():
+        for tensor in tensors:
+            dist.broadcast(tensor, src=0)
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from detector.data.batch import Batch
+from detector.distributed import GradientSum
 from detector.errors import ConfigError, DetectorError
 from detector.loss.criterion import DetectionLoss
 from detector.model.network import build_network
@@ -57,7 +58,7 @@ class Bench:
 
     def step(self, window: Window, micro_batches: Sequence[Batch]) -> None:
         moved = (batch.to(self.device) for batch in micro_batches)  # one at a time, as in a run
-        report = train_window(self.state, self.state.network, self.rules, window, moved, AT_REST)
+        report = train_window(self.state, GradientSum(self.state.network), self.rules, window, moved, AT_REST)
         assert report.applied, "a gradient was not finite"
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)

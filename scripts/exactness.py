@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from detector.data.batch import Sample, collate
+from detector.distributed import GradientSum
 from detector.loss.criterion import DetectionLoss
 from detector.model.network import build_network
 from detector.training.ema import Ema
@@ -43,7 +44,8 @@ def gradient(batch: int, normalise: str, dtype: torch.dtype) -> torch.Tensor:
     rules = StepRules(DetectionLoss(network.reg_max, network.strides), RULES[normalise], clip_norm=1e9)
     window = Window(epoch=0, done=0, micro_batches=split(range(IMAGES), batch, devices=1))
     micro_batches = [collate([random_sample(number) for number in micro]) for micro in window.micro_batches[0]]
-    train_window(state, lambda images: network(images.to(dtype)), rules, window, micro_batches, Rates(0.0, 0.0, 0.0))
+    network.register_forward_pre_hook(lambda module, images: images[0].to(dtype))
+    train_window(state, GradientSum(network), rules, window, micro_batches, Rates(0.0, 0.0, 0.0))
     return torch.cat([parameter.grad.flatten() for parameter in network.branches()[0]])
 
 

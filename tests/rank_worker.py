@@ -32,15 +32,15 @@ def main(out: str, windows: list[list[int]], poisoned: int, checkpoint: str = "o
         rules = replace(rules, keeping=memory.offloaded)
     reductions = []
     with distributed.process_group(torch.device("cpu")):
-        model = distributed.parallel(state.network, torch.device("cpu"))
-        if distributed.active():
+        gradients = distributed.GradientSum(state.network)
+        size = sum(parameter.numel() for parameter in state.network.branches()[0])
+        all_reduce = torch.distributed.all_reduce
 
-            def counted(_, bucket):
-                reductions.append(bucket.is_last())
-                future = torch.distributed.all_reduce(bucket.buffer(), async_op=True).get_future()
-                return future.then(lambda done: done.value()[0] / distributed.world_size())
+        def counted(tensor, *arguments, **options):
+            reductions.append(tensor.numel() == size)
+            return all_reduce(tensor, *arguments, **options)
 
-            model.register_comm_hook(None, counted)
+        torch.distributed.all_reduce = counted
         rows = []
         for number, boxes in enumerate(windows):
             batch = random_batch(boxes, seed=number)
@@ -56,7 +56,7 @@ def main(out: str, windows: list[list[int]], poisoned: int, checkpoint: str = "o
             last_rank = distributed.rank() == distributed.world_size() - 1
             factor = float("inf") if number == poisoned and last_rank else 1.0
             hook = state.network.model[0].conv.weight.register_hook(lambda gradient, by=factor: gradient * by)
-            report = train_window(state, model, rules, Window(0, 0, cut), mine, RATES)
+            report = train_window(state, gradients, rules, Window(0, 0, cut), mine, RATES)
             hook.remove()
             gradient = torch.cat([p.grad.flatten() for p in state.network.branches()[0]])
             rows.append((gradient.clone(), report, sum(reductions[before:]), len(cut[0])))

@@ -16,6 +16,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from detector.config import Settings, load_settings
+from detector.distributed import GradientSum
 from detector.loss.criterion import DetectionLoss
 from detector.model.network import build_network
 from detector.model.norm import BatchRenorm2d, set_norms, set_renorm_limits
@@ -58,7 +59,9 @@ def step(state, batch, sizes, keeping=nullcontext):
     samples = tuple(tuple(int(sample) for sample in micro.samples) for micro in micro_batches)
     criterion = DetectionLoss(state.network.reg_max, state.network.strides)
     rules = StepRules(criterion, RULES["window"], 10.0, keeping)
-    return train_window(state, state.network, rules, Window(0, 0, (samples,)), micro_batches, Rates(0.01, 0.01, 0.9))
+    return train_window(
+        state, GradientSum(state.network), rules, Window(0, 0, (samples,)), micro_batches, Rates(0.01, 0.01, 0.9)
+    )
 
 
 def outcome(state, reports):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from scenes import TINY, cut_batch, random_batch
 
+from detector.distributed import GradientSum
 from detector.loss.criterion import BranchLoss, DetectionLoss
 from detector.model.network import build_network
 from detector.training.ema import Ema
@@ -57,7 +58,7 @@ def step_of(batch, sizes, dtype=torch.float64, clip_norm=10.0, state=None, scale
     if dtype == torch.float64:
         micro_batches = [Double(micro) for micro in micro_batches]
     rules = StepRules(criterion, RULES[normalise], clip_norm)
-    report = train_window(state, state.network, rules, Window(0, 0, (samples,)), micro_batches, RATES)
+    report = train_window(state, GradientSum(state.network), rules, Window(0, 0, (samples,)), micro_batches, RATES)
     return state, report
 
 
@@ -272,7 +273,8 @@ def test_each_branch_is_scaled_by_its_own_weight(sizes):
     state = TrainState(network, Ema(network), optimizer, FP32)
     micro_batches = [ToyBatch(part, torch.arange(len(part))) for part in rows.split(sizes)]
     window = Window(0, 0, (tuple(tuple(range(size)) for size in sizes),))
-    train_window(state, network, StepRules(toy_criterion, RULES["window"], 1e9), window, micro_batches, RATES)
+    rules = StepRules(toy_criterion, RULES["window"], 1e9)
+    train_window(state, GradientSum(network), rules, window, micro_batches, RATES)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         fresh = TwoHeads()

@@ -1,6 +1,7 @@
 """What the loader hands to training: a sample, and a micro-batch of them."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -32,9 +33,42 @@ class Batch(NamedTuple):
         """The batch on a device; only from pinned memory does `non_blocking` overlap with anything."""
         return Batch(*(tensor.to(device, non_blocking=non_blocking) for tensor in self))
 
+    def part(self, start: int, stop: int) -> "Batch":
+        """The images from `start` to before `stop`, with their boxes."""
+        mine = (self.image_index >= start) & (self.image_index < stop)
+        return Batch(
+            self.images[start:stop],
+            self.boxes_xyxy[mine],
+            self.classes[mine],
+            self.image_index[mine] - start,
+            self.samples[start:stop],
+        )
+
     def network_input(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """(B, 3, H, W) in 0..1, channels last in memory: a view of the images but for the conversion."""
         return self.images.permute(0, 3, 1, 2).to(dtype).div_(255)
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Batches of one image size as one."""
+    starts = torch.tensor([0, *(len(batch.samples) for batch in batches)]).cumsum(dim=0)
+    return Batch(
+        images=torch.cat([batch.images for batch in batches]),
+        boxes_xyxy=torch.cat([batch.boxes_xyxy for batch in batches]),
+        classes=torch.cat([batch.classes for batch in batches]),
+        image_index=torch.cat([batch.image_index + start for batch, start in zip(batches, starts, strict=False)]),
+        samples=torch.cat([batch.samples for batch in batches]),
+    )
+
+
+def recut_batches(batches: Sequence[Batch], sizes: Sequence[int]) -> list[Batch]:
+    """The images of some batches, in their order, as batches of these sizes; of size 0 is what `blank_batch` makes."""
+    if not any(sizes):
+        return [batches[0]] * len(sizes)
+    whole = joined([batch for batch in batches if len(batch.samples)])
+    blank = blank_batch(whole.images.shape[1])
+    ends = accumulate(sizes)
+    return [whole.part(end - size, end) if size else blank for size, end in zip(sizes, ends, strict=True)]
 
 
 def blank_batch(size: int) -> Batch:

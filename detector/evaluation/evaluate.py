@@ -13,10 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from detector.errors import TrainingError
 from detector.evaluation import coco
 from detector.evaluation.coco import CocoMetrics, GroundTruth, build_ground_truth
 from detector.evaluation.curves import ConfusionMatrix, Curves, compute_confusion, compute_curves
 from detector.evaluation.postprocess import Detections, postprocess, to_original
+from detector.memory import attempt
 from detector.model.network import Network, decode, fused
 
 if TYPE_CHECKING:
@@ -113,6 +115,28 @@ def infer(
     return decode(predictions, worker.reg_max, worker.strides)
 
 
+def infer_what_fits(
+    worker: Network,
+    images: Tensor,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager],
+    most: int | None,
+) -> tuple[Tensor, Tensor, int | None]:
+    """`infer` on host images, at most `most` at a time (None: all), halved as long as memory runs out; and that number.
+
+    Raises TrainingError where memory does not suffice for one image.
+    """
+    while True:
+        parts = images.split(most or len(images))
+        found = attempt(lambda parts=parts: [infer(worker, part.to(device), autocast) for part in parts])
+        if found is not None:
+            boxes_xyxy, scores = zip(*found, strict=True)
+            return torch.cat(boxes_xyxy), torch.cat(scores), most
+        if (most := len(parts[0])) == 1:
+            raise TrainingError("out of memory with one image at a time; use a smaller imgsz or model")
+        most = -(-most // 2)
+
+
 def detect(
     network: Network,
     batches: Iterable[ValidationBatch],
@@ -133,7 +157,7 @@ def detect(
     device = torch.device(device)
     seconds = {} if seconds is None else seconds
     worker = for_inference(network).to(device)
-    source = iter(batches)
+    source, most = iter(batches), None
     while True:
         with _timed(seconds, "load"):
             batch = next(source, None)
@@ -143,7 +167,7 @@ def detect(
         # The generator's body is left at each yield, so the mode is entered batch by batch, not around the loop.
         with torch.inference_mode():
             with _timed(seconds, "network"):
-                boxes_xyxy, scores = infer(worker, images.to(device, non_blocking=True), autocast)
+                boxes_xyxy, scores, most = infer_what_fits(worker, images, device, autocast, most)
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
             with _timed(seconds, "postprocess"):

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from torch import Tensor, nn
+from torch import nn
 
+from detector import distributed
 from detector.model.network import Network
 
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
@@ -38,7 +39,19 @@ def norms_at_rest(network: nn.Module) -> Iterator[None]:
             module.train()
 
 
-def running_statistics(network: nn.Module) -> list[Tensor]:
-    """The running means and variances that training moves; each rank moves its own."""
-    learning = [module for module in norm_layers(network) if module.training]
-    return [buffer for module in learning for buffer in module.buffers(recurse=False) if buffer.is_floating_point()]
+class Statistics:
+    """The running means, variances and counters that training moves, and what they were when this object was made."""
+
+    def __init__(self, network: nn.Module):
+        learning = [module for module in norm_layers(network) if module.training]
+        self.buffers = [buffer for module in learning for buffer in module.buffers(recurse=False)]
+        self.before = [buffer.clone() for buffer in self.buffers]
+
+    def back(self) -> None:
+        """Put back what they were: a step that is thrown away has taught them nothing."""
+        for buffer, before in zip(self.buffers, self.before, strict=True):
+            buffer.copy_(before)
+
+    def average(self) -> None:
+        """Make those of all ranks, each of which moves its own, their mean; every rank must call it."""
+        distributed.average_over_ranks([buffer for buffer in self.buffers if buffer.is_floating_point()])

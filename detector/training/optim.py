@@ -1,9 +1,10 @@
 """Optimizers, their parameter groups, and what `optimizer: auto` chooses."""
 
+from collections import defaultdict
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from detector.config import Settings
 from detector.training.norms import NORMS
@@ -68,6 +69,30 @@ def build_optimizer(network: nn.Module, choice: Choice, decay: float) -> torch.o
 def set_decay(optimizer: torch.optim.Optimizer, decay: float) -> None:
     for group in optimizer.param_groups:
         group["weight_decay"] = decay if group["name"] == "weights" else 0.0
+
+
+class Undo:
+    """What an optimizer's step can change, copied, to put it back."""
+
+    @torch.no_grad()
+    def __init__(self, optimizer: torch.optim.Optimizer):
+        self.optimizer = optimizer
+        self.states = {parameter: dict(state) for parameter, state in optimizer.state.items()}
+        tensors = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        tensors += [value for state in self.states.values() for value in state.values() if isinstance(value, Tensor)]
+        by_device: dict[torch.device, list[Tensor]] = defaultdict(list)  # AdamW counts on the CPU, whatever it trains
+        for tensor in tensors:
+            by_device[tensor.device].append(tensor)
+        # Times one is exact, and a few kernels for all tensors where a clone is one for each.
+        self.before = [(group, torch._foreach_mul(group, 1.0)) for group in by_device.values()]
+
+    @torch.no_grad()
+    def back(self) -> None:
+        """Put everything back, also to an optimizer that had no state yet."""
+        for group, before in self.before:
+            torch._foreach_copy_(group, before)
+        self.optimizer.state.clear()
+        self.optimizer.state.update(self.states)
 
 
 def set_rates(optimizer: torch.optim.Optimizer, rates: Rates) -> None:

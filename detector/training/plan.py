@@ -6,7 +6,7 @@ repeated, none is larger than nominal and none is a runt.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -111,6 +111,12 @@ def split(samples: Sequence[int], batch: int, devices: int) -> tuple[tuple[tuple
             start += size
         cut.append(tuple(device))
     return tuple(cut)
+
+
+def recut(window: Window, batch: int) -> Window:
+    """The same images on the same devices, in micro-batches of at most `batch`."""
+    samples = [sample for device in window.micro_batches for micro in device for sample in micro]
+    return replace(window, micro_batches=split(samples, batch, len(window.micro_batches)))
 
 
 def epoch_order(images: int, seed: int, epoch: int) -> np.ndarray:

@@ -58,7 +58,7 @@ def take_up(settings: Settings) -> tuple[Settings, Resume | None]:
         return restarted(settings)
     notes: list[str] = []
     path, saved = read(settings.resume, notes)
-    changes = changed(settings, saved["settings"])
+    changes = changed(settings, {**saved["settings"], "batch": saved["batch"]})  # which may be less by now
     values = {**saved["settings"], **{key: now for key, (_, now) in changes.items()}}
     return validated(Settings, values, {}, str(path)), Resume(path, saved, changes, tuple(notes))
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 import torch
-from torch import nn
 
 from detector import distributed
 from detector.config import Settings
@@ -34,7 +33,7 @@ from detector.training.norms import set_modes
 from detector.training.optim import Rates
 from detector.training.plan import Window, epoch_windows
 from detector.training.precision import choose_device
-from detector.training.recover import take_step
+from detector.training.recover import Steps
 from detector.training.resume import Resume
 from detector.training.saving import Saver
 from detector.training.setup import Parts, Say, prepare
@@ -108,11 +107,12 @@ class Run:
 def run_epochs(run: Run) -> None:
     """Train and validate, epoch by epoch, from the state's position to the end."""
     parts, state, settings = run.parts, run.state, run.parts.settings
-    model = distributed.parallel(state.network, parts.device)
+    distributed.share([*state.network.state_dict().values(), *state.ema.network.state_dict().values()])
+    steps = Steps(parts, state, distributed.GradientSum(state.network), run.saver.last, run.say)
     loader = training_loader(parts.training, parts.workers, pin_memory=parts.device.type == "cuda")
     while state.epoch < settings.epochs and not out_of_patience(state, settings.patience):
         start = time.perf_counter()
-        train_epoch(run, model, loader)
+        train_epoch(run, steps, loader)
         run.stop_if_asked()
         evaluation = validate(run, state.ema.network) if settings.val else None
         row = distributed.from_main(epoch_row(parts, state, evaluation))
@@ -185,12 +185,12 @@ def create_folder(project: Path, name: str | None, default: str, exist_ok: bool)
     raise AssertionError("unreachable")
 
 
-def train_epoch(run: Run, model: nn.Module, loader: TrainingLoader) -> None:
+def train_epoch(run: Run, steps: Steps, loader: TrainingLoader) -> None:
     """Train from the state's position to the end of its epoch."""
     parts, state, settings = run.parts, run.state, run.parts.settings
     images, world = len(parts.training), distributed.world_size()
     position = state.epoch, state.done
-    windows = list(epoch_windows(images, state.cut, settings.seed, *position, parts.ramp, settings.batch, world))
+    windows = list(epoch_windows(images, state.cut, settings.seed, *position, parts.ramp, state.batch, world))
     batches = my_micro_batches(parts, state.epoch, windows, loader)
     if settings.plots and distributed.is_main() and state.done == 0 and wants_pictures(state.epoch, settings):
         batches = pictured(batches, parts.names, run.saver, state.epoch)
@@ -202,7 +202,7 @@ def train_epoch(run: Run, model: nn.Module, loader: TrainingLoader) -> None:
             rates = rates_at(parts, progress)
             set_renorm_limits(state.network, *renorm_limits(progress, parts.schedule.warmup))
             held = list(islice(batches, window.accumulate))
-            report = take_step(parts, state, model, window, held, rates, run.saver.last, run.say)
+            report = steps.take(window, held, rates)
             state.done = window.done + window.images
             if report.applied:
                 state.loss_sums = [a + b * window.images for a, b in zip(state.loss_sums, report.losses, strict=True)]
@@ -262,9 +262,8 @@ def pictured(
 def validate(run: Run, network: Network) -> Evaluation | None:
     """A network's evaluation on the validation images, on the main rank; all ranks share the work."""
     parts, alone = run.parts, distributed.world_size() == 1
-    batches = validation_batches(
-        parts.validation, parts.settings.batch, parts.workers, distributed.rank(), distributed.world_size()
-    )
+    size = parts.settings.val_batch or run.state.batch
+    batches = validation_batches(parts.validation, size, parts.workers, distributed.rank(), distributed.world_size())
     found = dict(
         detect(
             network,

@@ -76,13 +76,14 @@ def prepare(settings: Settings, resume: Resume | None, say: Say) -> tuple[Parts,
     optimizer = build_optimizer(network, choice, weight_decay(settings, cut))
     precision = precision_of(settings, device, resume)
     legs = (Leg(0, settings.epochs, curve_of(settings)),)
-    state = TrainState(network, Ema(network), optimizer, precision, cut=cut, legs=legs)
+    state = TrainState(network, Ema(network), optimizer, precision, cut=cut, batch=settings.batch, legs=legs)
     if resume is not None:
         restore(state, resume, training)
         go_on_by(settings, state, resume)
 
     gains = settings.box, settings.cls, settings.dfl
     criterion = DetectionLoss(network.reg_max, network.strides, *gains)
+    undo = settings.norm != "sync" or distributed.world_size() == 1
     keeping = offloaded if settings.offload else nullcontext
     parts = Parts(
         settings=settings,
@@ -96,7 +97,7 @@ def prepare(settings: Settings, resume: Resume | None, say: Say) -> tuple[Parts,
             warmup_momentum=settings.warmup_momentum,
             warmup_bias_lr=choice.warmup_bias_lr,
         ),
-        rules=StepRules(criterion, RULES[settings.normalize], settings.clip_norm, keeping),
+        rules=StepRules(criterion, RULES[settings.normalize], settings.clip_norm, keeping, undo),
         training=training_set(training, settings),
         validation=ValidationSet(validation, settings.imgsz),
         names=names,
@@ -175,6 +176,8 @@ def go_on_by(settings: Settings, state: TrainState, resume: Resume) -> None:
     state.legs = (replace(state.legs[0], curve=curve_of(settings)), *state.legs[1:])
     if settings.epochs != state.legs[-1].end:
         state.legs = extended(state.legs, settings.epochs, settings.extend_lr)
+    if "batch" in resume.changes:
+        state.batch = settings.batch
     set_decay(state.optimizer, weight_decay(settings, state.cut))
 
 
@@ -199,15 +202,15 @@ def introduce(parts: Parts, state: TrainState, say: Say) -> None:
     parameters = sum(parameter.numel() for parameter in state.network.parameters())
     steps, total = -(-images // cut.window), count_steps(images, cut, settings.epochs, parts.ramp)
     boxes = len(parts.training.index.classes)
-    accumulate = -(-cut.window // (settings.batch * world))
-    planned = cut.window == settings.batch * accumulate * world
+    accumulate = -(-cut.window // (state.batch * world))
+    planned = cut.window == state.batch * accumulate * world
     devices = f"{world} {'device' if world == 1 else 'devices'}{'' if planned else ' at most'}"
     decay = f"{settings.weight_decay:g} x {cut.window}/{settings.nbs} = {weight_decay(settings, cut):g}"
     say(f"model     {settings.model}, {parameters:,} parameters, {len(parts.names)} classes")
     say(f"data      {images:,} images with {boxes:,} boxes, {len(parts.validation):,} for validation; {settings.data}")
     say(f"device    {parts.device}, {state.precision.name}, imgsz {settings.imgsz}, {parts.workers} loader processes")
     say(
-        f"window    {cut.window} images a step = {settings.batch} a micro-batch x {accumulate} accumulated x "
+        f"window    {cut.window} images a step = {state.batch} a micro-batch x {accumulate} accumulated x "
         f"{devices}; {steps:,} steps an epoch, {total:,} in all"
     )
     rate, factor = parts.schedule.lr0, parts.schedule.lr0 / settings.lr0
@@ -219,6 +222,8 @@ def introduce(parts: Parts, state: TrainState, say: Say) -> None:
         say(f"extended  epochs {leg.start} to {leg.end}: lr0 by {leg.curve}")
     if settings.norm != "batch" or settings.normalize != "window":
         say(f"norms     bn {settings.norm}, losses normalised by {settings.normalize}")
+    if state.batch < settings.batch:
+        say(f"memory    {state.batch} images a micro-batch, because it ran out at more; batch=N tries N again")
     if settings.checkpoint != "off" or settings.offload:
         say(f"memory    checkpoint {settings.checkpoint}, offload {'on' if settings.offload else 'off'}")
     if warmup := parts.schedule.warmup:

@@ -44,6 +44,7 @@ class TrainState:
     cut: Cut = field(
         default_factory=lambda: Cut(1, 1)
     )  # plans the windows; they stay when a run goes on at another batch
+    batch: int = 1  # images of a micro-batch, no more than the settings' `batch`: less where memory ran out
     legs: Legs = ()  # how the learning rate goes; a new one each time the run is extended
     loss_sums: list[float] = field(default_factory=lambda: [0.0] * len(TERMS))  # losses * images of this epoch so far
     best: Best = field(default_factory=Best)
@@ -55,6 +56,16 @@ class TrainState:
     def use(self, precision: Precision) -> None:
         """Compute in `precision` from the next step on, with a loss scaler of its own."""
         self.precision, self.scaler = precision, precision.scaler()
+
+    def forget_unscaled(self) -> None:
+        """Let the loss scaler, at the scale that it has, take a step that it had begun from its beginning."""
+        scaler = self.precision.scaler()
+        scaler.load_state_dict(self.scaler.state_dict())
+        self.scaler = scaler
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.network.parameters()).device
 
     def state_dict(self) -> dict[str, Any]:
         """Plain tensors and plain data, one entry a field; `network` is saved as `model`."""
@@ -72,6 +83,7 @@ class TrainState:
             "skipped_in_a_row": self.skipped_in_a_row,
             "loss_scale": self.loss_scale,
             "cut": [self.cut.batch, self.cut.accumulate, self.cut.devices],
+            "batch": self.batch,
             "legs": [[leg.start, leg.end, leg.curve] for leg in self.legs],
             "loss_sums": self.loss_sums,
             "best": {"fitness": self.best.fitness, "epoch": self.best.epoch},
@@ -95,7 +107,8 @@ class TrainState:
         self.ema.steps = saved["ema_steps"]
         if saved["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(saved["scaler"])
-        for name in ("epoch", "done", "step", "skipped", "skipped_in_a_row", "loss_scale", "loss_sums", "history"):
+        plain = "epoch", "done", "step", "skipped", "skipped_in_a_row", "loss_scale", "batch", "loss_sums", "history"
+        for name in plain:
             setattr(self, name, saved[name])
         self.best = Best(**saved["best"])
         self.cut = Cut(*saved["cut"])

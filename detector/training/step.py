@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -20,9 +21,10 @@ from torch import Tensor, nn
 from detector import distributed
 from detector.data.batch import Batch
 from detector.loss.criterion import DetectionLoss
+from detector.memory import OutOfMemoryError, attempt
 from detector.training.normalise import Rule
-from detector.training.norms import norms_at_rest, running_statistics
-from detector.training.optim import Rates, set_rates
+from detector.training.norms import Statistics, norms_at_rest
+from detector.training.optim import Rates, Undo, set_rates
 from detector.training.plan import Window
 from detector.training.state import TrainState
 
@@ -35,6 +37,7 @@ class StepRules:
     normalise: Rule
     clip_norm: float
     keeping: Callable[[], AbstractContextManager[None]] = nullcontext  # where activations wait, see memory.py
+    undo: bool = True  # whether running out of memory is undone; not with norms that wait for other ranks, see `add_up`
 
 
 class StepReport(NamedTuple):
@@ -47,46 +50,74 @@ class StepReport(NamedTuple):
 
 
 def train_window(
-    state: TrainState, model: nn.Module, rules: StepRules, window: Window, micro_batches: Iterable[Batch], rates: Rates
+    state: TrainState,
+    gradients: distributed.GradientSum,
+    rules: StepRules,
+    window: Window,
+    micro_batches: Iterable[Batch],
+    rates: Rates,
 ) -> StepReport:
     """Take the optimizer step of a window.
 
-    `model` is the state's network or, over several ranks, its wrapper; `micro_batches` are this rank's, in the window's
-    order, on the device. Gradients are added over ranks once, in the last backward pass.
+    `micro_batches` are this rank's, in the window's order, on the device. Raises OutOfMemoryError on all ranks, with
+    the state as it was, where memory ran out on any.
     """
     set_rates(state.optimizer, rates)
-    state.optimizer.zero_grad(set_to_none=True)
-    statistics = running_statistics(state.network)
-    before = [one.clone() for one in statistics]
+    statistics = Statistics(state.network)
+
+    gradients.begin()
+    run = partial(add_up, state, gradients, rules, window, micro_batches)
+    sums = attempt(run) if rules.undo else run()
+    gradients.finish()
+    if distributed.on_any_rank(sums is None, state.device):
+        statistics.back()
+        raise OutOfMemoryError
+
+    totals = distributed.sum_over_ranks(sums)  # (branches, 1 + terms)
+    factors = rules.normalise.after(totals[:, 0], window.images, state.loss_scale)
+    losses = (totals[:, 1:] * factors[:, None]).sum(dim=0) / window.images
+    state.scaler.unscale_(state.optimizer)
+    norm = finish_gradient(state, factors, rules.clip_norm)
+
+    applied = bool(torch.isfinite(norm))
+    if applied and not update(state):
+        statistics.back()
+        raise OutOfMemoryError
+    if applied:
+        statistics.average()
+        state.ema.update(state.network)
+    else:
+        statistics.back()
+    state.scaler.update()
+    count(state, applied, weight := float(totals[:, 0].sum()))
+    return StepReport(tuple(losses.tolist()), weight, float(norm), applied)
+
+
+def add_up(
+    state: TrainState,
+    gradients: distributed.GradientSum,
+    rules: StepRules,
+    window: Window,
+    micro_batches: Iterable[Batch],
+) -> Tensor:
+    """Add up the gradients of a window's micro-batches; returns (branches, 1 + terms), target weights and loss sums.
+
+    No rank waits for another here (but in SyncBatchNorm), so that one may fail and still answer afterwards.
+    """
     sums = []
     for number, batch in enumerate(micro_batches, start=1):
-        last = number == window.accumulate
-        with distributed.gradient_sync(model, last), statistics_of(state.network, batch):
+        if number == window.accumulate:
+            gradients.send_as_they_come()
+        with statistics_of(state.network, batch):
             with state.precision.autocast(), rules.keeping():
-                predictions = model(batch.network_input())
+                predictions = state.network(batch.network_input())
             branches = rules.criterion(predictions, batch)
             shares = [rules.normalise.before(one.weight, len(batch.samples), state.loss_scale) for one in branches]
             loss = sum(branch.total * share for branch, share in zip(branches, shares, strict=True))
             state.scaler.scale(loss).backward()
         rows = [torch.cat((one.weight[None], one.terms * share)) for one, share in zip(branches, shares, strict=True)]
         sums.append(torch.stack(rows))
-
-    totals = distributed.sum_over_ranks(torch.stack(sums).sum(dim=0))  # (branches, 1 + terms)
-    factors = rules.normalise.after(totals[:, 0], window.images, state.loss_scale)
-    losses = (totals[:, 1:] * factors[:, None]).sum(dim=0) / window.images
-    state.scaler.unscale_(state.optimizer)
-    norm = finish_gradient(state, factors * distributed.world_size(), rules.clip_norm)
-
-    applied = bool(torch.isfinite(norm))
-    if applied:
-        state.scaler.step(state.optimizer)
-        distributed.average_over_ranks(statistics)
-        state.ema.update(state.network)
-    elif statistics:
-        torch._foreach_copy_(statistics, before)
-    state.scaler.update()
-    count(state, applied, weight := float(totals[:, 0].sum()))
-    return StepReport(tuple(losses.tolist()), weight, float(norm), applied)
+    return torch.stack(sums).sum(dim=0)
 
 
 def finish_gradient(state: TrainState, factors: Tensor, clip_norm: float) -> Tensor:
@@ -99,6 +130,18 @@ def finish_gradient(state: TrainState, factors: Tensor, clip_norm: float) -> Ten
     norm = torch.nn.utils.get_total_norm(gradients)
     torch._foreach_mul_(gradients, (clip_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm
+
+
+def update(state: TrainState) -> bool:
+    """Take the optimizer's step; False, with everything as it was, where memory ran out on any rank."""
+    undo = attempt(lambda: Undo(state.optimizer))
+    done = undo is not None and attempt(lambda: [state.scaler.step(state.optimizer)])
+    if not distributed.on_any_rank(not done, state.device):
+        return True
+    if undo is not None:
+        undo.back()
+    state.forget_unscaled()
+    return False
 
 
 def count(state: TrainState, applied: bool, weight: float) -> None:
