@@ -37,11 +37,15 @@ def attempt(action: Callable[[], Result]) -> Result | None:
 
     The action must not return None itself.
     """
+    early = torch.zeros((), requires_grad=True) * 1
     try:
         return action()
     except Exception as error:
         if not is_out_of_memory(error):
             raise
+    # What a failed backward pass on a CPU had still to do, with all activations, waits in this thread's queue for
+    # another pass. One over a graph older than all of it throws it away first: the queue runs what is newest first.
+    early.backward()
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

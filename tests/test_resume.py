@@ -23,7 +23,8 @@ OTHER = {
     "model": "v11s", "weights": "other.pt", "freeze": 1, "bn": "renorm", "freeze_bn": True, "data": "other.yaml",
     "names": "[a, b]", "cache": True, "device": "cpu:2", "amp": "fp16", "optimizer": "SGD", "nbs_scope": "device",
     "scale_lr": "sqrt", "normalize": "micro", "project": "elsewhere", "name": "other", "metric": "recall",
-    "on_save_error": "warn", "extend_lr": "constant-final", "workers": 1, "imgsz": 96, "checkpoint": "all", "val_batch": 4, "perspective": 0.0005,
+    "checkpoint": "all", "val_batch": 4, "on_save_error": "warn", "extend_lr": "constant-final", "workers": 1,
+    "imgsz": 96, "perspective": 0.0005,
 }  # fmt: skip
 
 
