@@ -13,7 +13,7 @@ import platform
 import shutil
 import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,13 +101,19 @@ def check_seal(path: Path) -> None:
         raise CheckpointError(f"{path}: damaged: its contents are not those that were written")
 
 
-def not_finite(contents: Any, name: str = "") -> str | None:
+def not_finite(contents: dict[str, Any]) -> str | None:
     """The name of a tensor in a checkpoint's contents that has values which are not finite; None where all are."""
-    if isinstance(contents, Tensor):
-        return None if not contents.is_floating_point() or bool(contents.isfinite().all()) else name
-    entries = contents.items() if isinstance(contents, dict) else ()
-    found = (not_finite(value, f"{name}.{key}" if name else str(key)) for key, value in entries)
-    return next((one for one in found if one), None)
+    tensors = {name: value for name, value in _tensors(contents, "") if value.is_floating_point()}
+    largest = torch._foreach_norm(list(tensors.values()), float("inf")) if tensors else []
+    return next((name for name, norm in zip(tensors, largest, strict=True) if not norm.isfinite()), None)
+
+
+def _tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            yield from _tensors(one, f"{name}.{key}" if name else str(key))
 
 
 def versions() -> dict[str, str]:
