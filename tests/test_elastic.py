@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def common(tmp_path_factory):
     data = write_dataset(tmp_path_factory.mktemp("data"), train=16)
-    return [f"data={data}", f"model={TINY}", "imgsz=64", "nbs=4", "workers=0", "plots=false", "epochs=30", "amp=fp32",
+    return [f"data={data}", f"model={TINY}", "imgsz=64", "nbs=4", "workers=0", "plots=false", "epochs=16", "amp=fp32",
             "bn=frozen", "accumulate_warmup=false", "optimizer=SGD", "patience=0"]  # fmt: skip
 
 
@@ -79,22 +79,23 @@ def assert_like(folder, expected):
             torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("meeting", ["--standalone", "--master-port"])
-def test_a_killed_process_is_started_again_and_the_run_ends_like_one_that_was_not(tmp_path, common, single, meeting):
+@pytest.mark.parametrize(("meeting", "rank"), [("--standalone", 0), ("--master-port", 1)])
+def test_a_killed_process_is_started_again_and_the_run_ends_like_one_that_was_not(
+    tmp_path, common, single, meeting, rank
+):
     """`--standalone` gives the launch a name of its own; without it every launch is called "none"."""
     (tmp_path / "train").mkdir()  # of another run: this one is train2
     options = [meeting] if meeting == "--standalone" else [f"{meeting}={free_port()}"]
     launcher, folder = start(tmp_path, common, "--max-restarts=3", *options), tmp_path / "train2"
-    for restarts, rank in enumerate((1, 0)):
-        pid = workers(launcher, restarts)[rank]
-        wait_for_epoch(folder, rows(folder) + 2, launcher)
-        os.kill(pid, signal.SIGKILL)
+    pid = workers(launcher, restarts=0)[rank]
+    wait_for_epoch(folder, 2, launcher)
+    os.kill(pid, signal.SIGKILL)
     launcher.wait(timeout=100)
     out = (tmp_path / "out.txt").read_text()
     assert launcher.returncode == 0, out
-    assert out.count(f"restarted by torchrun: going on with {folder}") == 2
+    assert out.count(f"restarted by torchrun: going on with {folder}") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.txt", "train", "train2"]
-    assert rows(folder) == 30
+    assert rows(folder) == 16
     assert_like(folder, single)
 
 
@@ -103,6 +104,6 @@ def test_one_process_goes_on_with_a_run_of_two(tmp_path, common, single):
     wait_for_epoch(folder, 3, launcher)
     os.kill(workers(launcher, 0)[1], signal.SIGKILL)
     assert launcher.wait(timeout=60) != 0
-    assert rows(folder) < 30
+    assert rows(folder) < 16
     assert run("train", f"resume={folder}", "batch=1") == 0
     assert_like(folder, single)
