@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from benchmark_accumulation import Bench, resident
+from benchmark_accumulation import Bench
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -28,7 +28,7 @@ from detector.boxes import anchor_points, ciou, ltrb_to_xyxy
 from detector.data.batch import Batch
 from detector.errors import ConfigError, DetectorError
 from detector.loss.assign import ALPHA, BETA, EPS, MIN_SIDE, assign
-from detector.training.memory import Offload, Placed, is_weight, offloaded
+from detector.training.memory import Offload, Placed, is_weight, offloaded, resident
 from detector.training.plan import Window
 from detector.training.precision import choose_device, choose_precision
 

@@ -1,4 +1,4 @@
-"""Offload: what the forward pass keeps for the backward pass waits in host memory.
+"""Memory: how much there is, and offload, by which what the forward pass keeps waits in host memory.
 
 Bytes are moved, not values: the step is the same to the bit. On a CPU host memory is where the activations are anyway;
 there they are copied, so that the same lines can be tested without a GPU.
@@ -6,12 +6,16 @@ there they are copied, so that the same lines can be tested without a GPU.
 
 import weakref
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
+
+from detector.data.cache import available_memory
+from detector.errors import ConfigError
 
 LEAST = 2**20  # bytes: statistics and small maps are no memory, and each copy costs a launch and a wait
 
@@ -87,3 +91,34 @@ def offloaded() -> AbstractContextManager[None]:
     """A context for a forward pass, whose activations wait in host memory until the backward pass wants them."""
     hooks = Offload()
     return saved_tensors_hooks(hooks.pack, hooks.unpack)
+
+
+def resident(field: str, process: int | str = "self") -> int:
+    """Bytes of a process in memory: now (VmRSS), or at most so far (VmHWM); 0 for one that has ended.
+
+    Not getrusage's ru_maxrss, which a process inherits from the one that started it. ConfigError where there is no
+    /proc.
+    """
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except ProcessLookupError:
+        return 0
+    except OSError:
+        if process != "self" and Path("/proc/self/status").exists():
+            return 0
+        raise ConfigError("memory on a CPU is measured on Linux only; give the batch as a number") from None
+    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{field}:")), 0)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that this process can still take on a device; what other processes hold there is not free."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    if device.type == "cpu":
+        return available_memory()
+    raise ConfigError(f"device={device}: memory is measured on Linux CPUs and on CUDA GPUs; give the batch as a number")
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Whether a device refused memory; its libraries say so in words of their own."""
+    return isinstance(error, torch.OutOfMemoryError) or "ALLOC_FAILED" in str(error)
