@@ -104,13 +104,18 @@ def prepared_network(settings: Settings, classes: int, device: torch.device, say
     network = build_network(settings.model, classes, settings.seed)
     if settings.weights and say:
         say(checkpoint.start_from(network, settings.weights))
-    freeze(network, settings.freeze)
-    set_norms(network, settings.norm, device, distributed.world_size())
-    network.set_checkpoint(settings.checkpoint)
+    equip(network, settings, device)
     network = network.to(device)
     if device.type != "mps":  # measured to help on CPUs and on GPUs with tensor cores
         network = network.to(memory_format=torch.channels_last)
     return network
+
+
+def equip(network: Network, settings: Settings, device: torch.device) -> None:
+    """Freeze layers, and choose norms and checkpoints, as the settings say."""
+    freeze(network, settings.freeze)
+    set_norms(network, settings.norm, device, distributed.world_size())
+    network.set_checkpoint(settings.checkpoint)
 
 
 def step_rules(settings: Settings, network: Network) -> StepRules:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -47,13 +47,16 @@ class Job:
     settings: Settings  # with the batch, checkpoint and offload to try
     accumulate: int
     classes: int
-    steps: int  # of the run, for `optimizer: auto`
+    images: int  # of the data set
     sample: Sample  # the image of which all micro-batches consist
     shape: tuple[int, int]  # (height, width) of the largest validation image
 
     def batch(self) -> Batch:
         """A micro-batch; all its images are equally crowded."""
         return collate([self.sample] * self.settings.batch)
+
+    def with_cut(self, settings: Settings, accumulate: int) -> "Job":
+        return replace(self, settings=settings, accumulate=accumulate)
 
     def save(self, path: Path) -> None:
         sample = {
@@ -63,7 +66,7 @@ class Job:
             "index": self.sample.index,
         }
         plain = {"settings": self.settings.model_dump(mode="json"), "sample": sample}
-        named = {name: getattr(self, name) for name in ("accumulate", "classes", "steps", "shape")}
+        named = {name: getattr(self, name) for name in ("accumulate", "classes", "images", "shape")}
         torch.save(plain | named, path)
 
     @classmethod
@@ -91,7 +94,8 @@ def run(job: Job, device: torch.device) -> float:
     settings = job.settings
     network = prepared_network(settings, job.classes, device, None)
     set_modes(network, settings.norm == "frozen")
-    optimizer = build_optimizer(network, choose(settings, job.steps, job.classes), settings.weight_decay)
+    steps = -(-job.images // (settings.batch * job.accumulate)) * settings.epochs
+    optimizer = build_optimizer(network, choose(settings, steps, job.classes), settings.weight_decay)
     state = TrainState(network, Ema(network), optimizer, choose_precision(settings.amp, device))
     rules = step_rules(settings, network)
     batch, count = job.batch(), min(max(job.accumulate, 2), MICRO_BATCHES)
