@@ -71,7 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status: 0 done, 2 a user's mistake, 130 Ctrl-C, 143 SIGTERM."""
-    options = build_parser().parse_args(argv)
+    options = parse(argv)
     previous = signal.signal(signal.SIGTERM, _terminate)
     try:
         command = importlib.import_module(f"detector.commands.{options.command}")
@@ -92,6 +92,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of a command line, on which `--flags` may stand before, between and after `key=value`."""
+    parser = build_parser()
+    options, rest = parser.parse_known_args(argv)
+    if rest and (not hasattr(options, "arguments") or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        options.arguments += rest
+    return options
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

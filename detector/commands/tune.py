@@ -47,7 +47,9 @@ def measured(settings: Settings, memory: int | None) -> tuple[list[Trial], int]:
     here = bench(settings, devices[0], len(devices), memory, say_now)
     boxes = len(here.job.sample.classes)
     print(f"measured  {settings.model} at {settings.imgsz}, all images with {boxes} boxes, {devices[0]}")
-    print(f"memory    {size(here.memory)} for the process of each of {len(devices)} devices, {SPARE:.0%} of it to spare")
+    print(
+        f"memory    {size(here.memory)} for the process of each of {len(devices)} devices, {SPARE:.0%} of it to spare"
+    )
     if setup := allocator(devices[0]):
         print(f"allocator {setup}")
     return tried(here.measure, settings, here.modes(), here.planned(), say_now), here.memory

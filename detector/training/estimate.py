@@ -130,9 +130,9 @@ def count_network(settings: Settings, classes: int, batch: int, precision: str) 
         equip(network, alone, torch.device("cpu"))
         set_modes(network, norm == "frozen")
         with Alive() as alive:
-            images = torch.empty(batch, settings.imgsz, settings.imgsz, 3).permute(0, 3, 1, 2)
+            shape = batch, settings.imgsz, settings.imgsz, 3
             with torch.autocast("cpu", dtype=DTYPES[precision], enabled=precision != "fp32"), keeping():
-                found = network(images)
+                found = network(torch.empty(shape).permute(0, 3, 1, 2))
             kept, forward = alive.now, alive.peak
             alive.peak = alive.now
             torch.autograd.backward(
@@ -243,10 +243,8 @@ def estimate_bench(settings: Settings, memory: int | None, say: Say) -> Estimate
         precision = settings.amp
     else:  # bf16 and fp16 are two bytes each
         precision = "bf16" if kind == "cuda" else choose_precision("auto", torch.device("cpu")).name
-    if kind == "cuda":
-        each = (memory or 0) - CUDA_CONTEXT
-    else:
-        each = (memory or free_memory(torch.device("cpu"))) // devices
+    each = free_memory(torch.device("cpu")) if memory is None else memory
+    each = each - CUDA_CONTEXT if kind == "cuda" else each // devices
     return Estimate(
         settings, kind, precision, each, devices, len(training.names), len(training), heaviest(training, settings)
     )
@@ -263,5 +261,3 @@ def kind_of(device: str | int | list[int]) -> tuple[str, int]:
     if kind == "cuda" or name.replace(",", "").isdigit():
         return "cuda", len(name.split(","))
     raise ConfigError(f"--estimate for device={device}: cpu, cuda or numbers of GPUs")
-
-

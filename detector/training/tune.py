@@ -23,6 +23,7 @@ MODES: dict[str, Kept] = {  # values of the settings `checkpoint` and `offload`
 # GPU's bus have not been measured; they come last.
 COST = {"plain": 1.0, "stages": 1.25, "all": 1.35, "offload": 2.0, "all + offload": 2.1}
 SPARE = 0.1  # share of the memory that a recommended way leaves free
+NOISE = 0.1  # images/s that differ by less are the same: a machine is never quite to itself
 STRAY = 1 / 8  # a window further from nbs than this share would be another run
 UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -98,16 +99,24 @@ def search(settings: Settings, planned: Sequence[Cut], measure: Callable[[Cut], 
 def recommend(trials: Sequence[Trial], norm: str, least_norm_batch: int) -> Trial | None:
     """The fastest trial that fits, of those whose BatchNorm batch is large enough where there are any; None: none fits.
 
-    Where no time was measured, the cheaper mode is the faster one. Of equally fast ones the larger micro-batch wins,
-    then the lower peak.
+    Of those that are equally fast, to within NOISE, the plainest mode wins, in the order of MODES, and then the faster
+    one, the larger micro-batch and the lower peak. Where no time was measured, COST stands for it.
     """
     fitting = [one for one in trials if one.fits]
     enough = [one for one in fitting if norm == "frozen" or (one.sees(norm) or 0) >= least_norm_batch]
+    pool = enough or fitting
+    fastest = max((pace(one) for one in pool), default=0.0)
+    order = [*MODES]
     return max(
-        enough or fitting,
-        key=lambda one: (one.rate or 1 / COST.get(one.mode, 2.0), one.batch, -(one.peak or 0)),
+        (one for one in pool if pace(one) >= fastest * (1 - NOISE)),
+        key=lambda one: (-order.index(one.mode) if one.mode in order else 0, pace(one), one.batch, -(one.peak or 0)),
         default=None,
     )
+
+
+def pace(trial: Trial) -> float:
+    """Images a second, or where they were not measured, a number that is larger for cheaper modes."""
+    return trial.rate or 1 / COST.get(trial.mode, 2.0)
 
 
 def table(trials: Sequence[Trial], norm: str, chosen: Trial | None) -> str:
