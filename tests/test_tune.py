@@ -12,7 +12,7 @@ import yaml
 from scenes import TINY, write_dataset
 from test_training import run
 
-from detector.cli import build_parser
+from detector.cli import parse
 from detector.commands.tune import write
 from detector.config import Settings, TuneSettings, load_settings
 from detector.data.batch import Sample
@@ -197,7 +197,16 @@ def test_settings_of_tune_are_those_of_the_run_and_its_memory():
     assert given.memory == "4GiB"
     assert given.of_run() == load_settings(Settings, None, ["data=d.yaml", "epochs=3", "batch=auto"])
     assert given.of_run().model_fields_set == {"data", "epochs", "batch"}
-    assert build_parser().parse_args(["tune", "my.yaml"]).min_bn_batch == 8
+    assert parse(["tune", "my.yaml"]).min_bn_batch == 8
+
+
+def test_flags_stand_anywhere_and_unknown_ones_are_refused():
+    options = parse(["tune", "my.yaml", "--estimate", "memory=4GiB", "--min-bn-batch", "4", "epochs=3"])
+    assert options.arguments == ["my.yaml", "memory=4GiB", "epochs=3"]
+    assert (options.estimate, options.min_bn_batch, options.write) == (True, 4, False)
+    for words in (["tune", "my.yaml", "--wrote"], ["info", "last.pt", "more"]):
+        with pytest.raises(SystemExit):
+            parse(words)
 
 
 @pytest.mark.parametrize("value", ["0", "many", "-1", "1.5"])
@@ -317,15 +326,7 @@ def small_run(data, project):
 @LINUX
 @pytest.mark.slow
 def test_batch_auto_ends_as_a_number_and_stays_it(tmp_path, data, capsys):
-    arguments = [
-        f"data={data}",
-        f"model={TINY}",
-        "imgsz=64",
-        "nbs=4",
-        "workers=0",
-        "plots=false",
-        f"project={tmp_path}",
-    ]
+    arguments = small_run(data, tmp_path)
     assert run("train", *arguments, "device=cpu", "epochs=1", "name=run") == 0
     assert "batch     auto: " in capsys.readouterr().out
     saved = yaml.safe_load((tmp_path / "run" / "settings.yaml").read_text())
@@ -340,15 +341,7 @@ def test_batch_auto_ends_as_a_number_and_stays_it(tmp_path, data, capsys):
 @LINUX
 @pytest.mark.slow
 def test_batch_auto_is_one_number_for_all_processes(tmp_path, data):
-    arguments = [
-        f"data={data}",
-        f"model={TINY}",
-        "imgsz=64",
-        "nbs=4",
-        "workers=0",
-        "plots=false",
-        f"project={tmp_path}",
-    ]
+    arguments = small_run(data, tmp_path)
     command = [
         sys.executable,
         "-m",
