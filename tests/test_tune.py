@@ -368,6 +368,60 @@ def test_batch_auto_that_cannot_fit_names_the_ways_out(monkeypatch, data, capsys
     assert "not even one image" in capsys.readouterr().err
 
 
+class Card:
+    """A GPU's numbers: 8 of 10 GiB free, of which this process takes 3 at its peak, and 1 for kernels."""
+
+    def __init__(self, monkeypatch):
+        self.fractions, self.emptied, self.others = [], 0, 2 * 2**30
+        for name, value in {
+            "mem_get_info": lambda device: (10 * 2**30 - self.others, 10 * 2**30),
+            "memory_reserved": lambda device: 0,
+            "max_memory_reserved": lambda device: 3 * 2**30,
+            "reset_peak_memory_stats": lambda device: None,
+            "set_per_process_memory_fraction": lambda share, device: self.fractions.append(share),
+            "empty_cache": self.empty,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+
+    def empty(self):
+        self.emptied += 1
+
+    def take(self, job, device):
+        self.others += 2**30
+        return 50.0
+
+
+def test_a_trial_on_a_gpu_is_held_to_its_limit_and_leaves_nothing(monkeypatch, data):
+    """The bookkeeping alone, with a GPU that is none: what is asked of the allocator, and what is made of its answers."""
+    device, job, card = torch.device("cuda", 0), some_job(data, "batch=2"), Card(monkeypatch)
+    monkeypatch.setattr(trial, "run", card.take)
+    assert trial.measure(job, device, 5 * 2**30) == (4 * 2**30, 50.0)
+    assert (card.fractions, card.emptied) == ([0.5, 1.0], 1)
+
+    def refuse(error):
+        def run(job, device):
+            raise error
+
+        return run
+
+    for error in (torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUBLAS_STATUS_ALLOC_FAILED")):
+        monkeypatch.setattr(trial, "run", refuse(error))
+        assert trial.measure(job, device, 5 * 2**30) == (None, None)
+    assert (card.fractions[-2:], card.emptied) == ([0.5, 1.0], 3)
+    monkeypatch.setattr(trial, "run", refuse(RuntimeError("another mistake")))
+    with pytest.raises(RuntimeError, match="another mistake"):
+        trial.measure(job, device, 5 * 2**30)
+    assert card.fractions[-1] == 1.0
+
+
+def test_what_a_gpu_has_is_what_is_free_or_given_less_the_context(monkeypatch):
+    Card(monkeypatch)
+    device = torch.device("cuda", 0)
+    assert budget(device, 2, None) == 8 * 2**30
+    assert budget(device, 2, 4 * 2**30) == 4 * 2**30 - 512 * MIB
+    assert budget(device, 2, 40 * 2**30) == 8 * 2**30  # no more than there is
+
+
 def test_trials_of_a_mode_have_its_settings(monkeypatch, data):
     seen = []
 

@@ -151,6 +151,7 @@ def on_gpu(job: Job, device: torch.device, limit: int) -> Measured:
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(1.0, device)
+        torch.cuda.reset_peak_memory_stats(device)  # what the run shows is its own
     return found
 
 
