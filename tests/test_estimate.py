@@ -4,7 +4,7 @@ import pytest
 import torch
 from scenes import TINY, write_dataset
 from test_training import run
-from test_tune import LINUX, silent, tiny
+from test_trial import LINUX, silent, tiny
 from torch import nn
 
 from detector.training.ema import Ema
