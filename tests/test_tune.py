@@ -161,6 +161,17 @@ def test_write_adds_no_defaults_and_copes_with_a_last_line_without_an_end(tmp_pa
     assert file.read_text() == "data: d.yaml\nbatch: 8\ncheckpoint: all\n"
 
 
+def test_write_keeps_mode_ends_of_lines_and_links(tmp_path):
+    file, link = tmp_path / "my.yaml", tmp_path / "link.yaml"
+    file.write_bytes(CONFIG.replace("\n", "\r\n").encode())
+    file.chmod(0o640)
+    link.symlink_to(file)
+    write(link, {"batch": 4, "checkpoint": "stages", "offload": False})
+    assert file.read_bytes() == CONFIG.replace("batch: 16", "batch: 4").replace("\n", "\r\n").encode()
+    assert file.stat().st_mode & 0o777 == 0o640
+    assert link.is_symlink()
+
+
 @pytest.mark.parametrize("text", ["{data: d.yaml, epochs: 3}\n", "data: d.yaml\n...\n"])
 def test_write_leaves_a_file_that_it_cannot_edit(tmp_path, text):
     file = tmp_path / "my.yaml"

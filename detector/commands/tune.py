@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def write(file: Path, values: dict[str, int | str | bool]) -> list[str]:
         old = before[node.start_mark.index : node.end_mark.index]
         if key in values and old != text(values[key]):
             after = after[: node.start_mark.index] + text(values[key]) + after[node.end_mark.index :]
-            changes.append(f"{file}: {key}: {old} -> {text(values[key])}")
+            changes.insert(0, f"{file}: {key}: {old} -> {text(values[key])}")
     for key, value in values.items():
         if key not in nodes and value != Settings.model_fields[key].default:
             added.append(f"{key}: {text(value)}\n")
@@ -97,10 +98,22 @@ def write(file: Path, values: dict[str, int | str | bool]) -> list[str]:
     if added:
         after = after + ("" if after.endswith("\n") or not after else "\n") + "".join(added)
     check(file, before, after, values)
-    beside = file.with_name(f".{file.name}.unfinished")
-    beside.write_text(after, encoding="utf-8")
-    os.replace(beside, file)
+    replace(file.resolve(), after)
     return changes or [f"{file}: says so already"]
+
+
+def replace(file: Path, after: str) -> None:
+    """Give a file new text, at once, with the mode and the ends of lines that it has."""
+    ending = "\r\n" if b"\r\n" in file.read_bytes() else "\n"
+    beside = file.with_name(f".{file.name}.unfinished")
+    try:
+        beside.write_text(after, encoding="utf-8", newline=ending)
+        shutil.copymode(file, beside)
+        os.replace(beside, file)
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be written: {error.strerror}; the file is as it was") from None
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def check(file: Path, before: str, after: str, values: dict[str, int | str | bool]) -> None:
