@@ -18,6 +18,7 @@ Train, measure and use YOLO-style object detectors.
   detector train configs/quickstart.yaml         train by a config file
   detector train data=my.yaml model=v11s batch=4 or by settings alone
   detector train resume=runs/train               go on with a run that stopped
+  detector tune my.yaml memory=4GiB              find the micro-batch that fits
   detector val runs/train/weights/best.pt        measure a checkpoint
   detector predict runs/train/weights/best.pt images/
 """
@@ -37,6 +38,18 @@ def build_parser() -> argparse.ArgumentParser:
         "arguments", nargs="*", metavar="CONFIG.yaml | key=value", help=f"a config file, then {OVERRIDES}"
     )
 
+    tune = commands.add_parser(
+        "tune", help="find the micro-batch that fits a device", epilog="How to use it: docs/small-gpus.md"
+    )
+    tune.add_argument(
+        "arguments", nargs="*", metavar="CONFIG.yaml | key=value", help=f"as for train, and memory=4GiB; {OVERRIDES}"
+    )
+    tune.add_argument("--estimate", action="store_true", help="count instead of running: the device need not be here")
+    tune.add_argument(
+        "--min-bn-batch", type=int, default=8, metavar="N", help="images BatchNorm should see at least, if they fit (8)"
+    )
+    tune.add_argument("--write", action="store_true", help="write what is recommended into the config file")
+
     val = commands.add_parser("val", help="measure a checkpoint by the COCO protocol")
     val.add_argument("weights", help="a checkpoint, for example runs/train/weights/best.pt")
     val.add_argument("arguments", nargs="*", metavar="key=value", help="data split imgsz batch conf iou device amp ...")
@@ -51,14 +64,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     info = commands.add_parser("info", help="say what a checkpoint holds")
     info.add_argument("weights", help="a checkpoint or a run's folder")
-    for command in (train, val, predict, info):
+    for command in (train, tune, val, predict, info):
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status: 0 done, 2 a user's mistake, 130 Ctrl-C, 143 SIGTERM."""
-    options = build_parser().parse_args(argv)
+    options = parse(argv)
     previous = signal.signal(signal.SIGTERM, _terminate)
     try:
         command = importlib.import_module(f"detector.commands.{options.command}")
@@ -79,6 +92,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of a command line, on which `--flags` may stand before, between and after `key=value`."""
+    parser = build_parser()
+    options, rest = parser.parse_known_args(argv)
+    if rest and (not hasattr(options, "arguments") or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        options.arguments += rest
+    return options
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

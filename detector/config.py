@@ -54,7 +54,10 @@ class DataKeys(Group):
     data: Annotated[FilePath | None, Field(description="the data set's YAML")] = None
     names: Annotated[list[str] | None, Field(description="class names in place of the data set's")] = None
     imgsz: Annotated[int, Field(ge=STRIDE, description="side of the network's input, a multiple of 32")] = 640
-    batch: Annotated[AtLeastOne, Field(description="images of a micro-batch: what one device takes at once")] = 16
+    batch: Annotated[
+        AtLeastOne | Literal["auto"],
+        Field(description="images of a micro-batch: what one device takes at once; auto: the fastest that fits"),
+    ] = 16
     workers: Annotated[Count | Literal["auto"], Field(description="processes that prepare images; 0: none")] = "auto"
     cache: Annotated[bool | Literal["auto"], Field(description="keep resized images in memory; auto: if they fit")] = (
         "auto"
@@ -203,6 +206,16 @@ class Settings(ModelKeys, DataKeys, DeviceKeys, MemoryKeys, StepKeys, LossKeys, 
     def to_yaml(self) -> str:
         """The settings as a config file that loads to equal settings."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+class TuneSettings(Settings):
+    """Settings of `detector tune`: those of a run, and the memory it may take."""
+
+    memory: Annotated[str | None, Field(description="what a device may give, as 4GiB; left out: what is free")] = None
+
+    def of_run(self) -> Settings:
+        """The settings of the run alone."""
+        return Settings(**{key: getattr(self, key) for key in self.model_fields_set & Settings.model_fields.keys()})
 
 
 class ValSettings(DeviceKeys, FolderKeys):

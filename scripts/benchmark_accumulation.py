@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
@@ -24,6 +23,7 @@ from detector.distributed import GradientSum
 from detector.errors import ConfigError, DetectorError
 from detector.loss.criterion import DetectionLoss
 from detector.model.network import build_network
+from detector.training.capacity import resident
 from detector.training.ema import Ema
 from detector.training.normalise import RULES
 from detector.training.norms import set_modes
@@ -149,18 +149,6 @@ def peak(options: argparse.Namespace, batch: int) -> int:
     before = resident("VmRSS")
     bench.step(*measured)
     return resident("VmHWM") - before
-
-
-def resident(field: str) -> int:
-    """Bytes of this process in memory: now (VmRSS), or at most so far (VmHWM).
-
-    Not getrusage's ru_maxrss, which a process inherits from the one that started it.
-    """
-    try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
-        raise ConfigError("memory on a CPU is measured on Linux only; add --no-memory") from None
-    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{field}:"))
 
 
 def parse() -> argparse.Namespace:

@@ -15,61 +15,33 @@ import json
 import subprocess
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from benchmark_accumulation import Bench, resident
+from benchmark_accumulation import Bench
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 
 from detector.boxes import anchor_points, ciou, ltrb_to_xyxy
 from detector.data.batch import Batch
 from detector.errors import ConfigError, DetectorError
 from detector.loss.assign import ALPHA, BETA, EPS, MIN_SIDE, assign
-from detector.training.memory import Offload, Placed, is_weight, offloaded
+from detector.training.capacity import resident
+from detector.training.estimate import Counted
+from detector.training.offload import offloaded
 from detector.training.plan import Window
 from detector.training.precision import choose_device, choose_precision
+from detector.training.tune import MODES
 
-WAYS = {
-    "plain": ("off", False),
-    "stages": ("stages", False),
-    "all": ("all", False),
-    "offload": ("off", True),
-    "all + offload": ("all", True),
-}
 SHAPES, STRIDES, SIDE, CLASSES = ((80, 80), (40, 40), (20, 20)), (8, 16, 32), 640, 80
-
-
-class Counted:
-    """Offload's hooks or none, with the bytes that stay on the device and those that wait in the host, in MiB."""
-
-    def __init__(self, offload: bool):
-        self.hooks = Offload() if offload else None
-        self.kept: dict[int, int] = {}
-        self.host: dict[int, int] = {}
-
-    def pack(self, tensor: Tensor) -> Tensor | Placed:
-        placed = self.hooks.pack(tensor) if self.hooks else tensor
-        if isinstance(placed, Placed):
-            self.host[id(placed.host)] = placed.host.bytes.numel()
-        elif not is_weight(tensor):
-            self.kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
-        return placed
-
-    def unpack(self, kept: Tensor | Placed) -> Tensor:
-        return self.hooks.unpack(kept) if self.hooks else kept
-
-    def context(self) -> AbstractContextManager[None]:
-        return saved_tensors_hooks(self.pack, self.unpack)
 
 
 # --- a step
 
 
 def set_way(bench: Bench, way: str) -> None:
-    checkpoint, offload = WAYS[way]
+    checkpoint, offload = MODES[way]
     bench.state.network.set_checkpoint(checkpoint)
     bench.rules = replace(bench.rules, keeping=offloaded if offload else nullcontext)
 
@@ -90,7 +62,7 @@ def memory_of(options: argparse.Namespace, way: str) -> dict[str, float]:
         before = resident("VmRSS")
         bench.step(*measured)
         peak = resident("VmHWM") - before
-    counted = Counted(WAYS[way][1])
+    counted = Counted(MODES[way][1])
     bench.rules = replace(bench.rules, keeping=counted.context)
     bench.step(*measured)
     kept, host = (sum(sizes.values()) for sizes in (counted.kept, counted.host))
@@ -109,7 +81,7 @@ def times_of(options: argparse.Namespace) -> dict[str, float]:
     """Seconds of a step, way by way."""
     bench = Bench(options, options.batch)
     measured = bench.window(range(options.batch), options.batch)
-    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    seconds: dict[str, list[float]] = {way: [] for way in MODES}
     for turn in range(options.turns + 1):
         for way, found in seconds.items():
             set_way(bench, way)
@@ -230,7 +202,7 @@ def parse() -> argparse.Namespace:
 
 
 def main(options: argparse.Namespace) -> None:
-    if options.only in WAYS:
+    if options.only in MODES:
         print(json.dumps(memory_of(options, options.only)))
         return
     if options.only == "times":
@@ -249,9 +221,9 @@ def main(options: argparse.Namespace) -> None:
     for model in options.models:
         for size in options.sizes:
             seconds = child(options, "times", model=model, imgsz=size)
-            for way in WAYS:
+            for way in MODES:
                 found = child(options, way, model=model, imgsz=size)
-                peak = "" if WAYS[way][1] and device.type == "cpu" else f"{found['peak']:.0f}"
+                peak = "" if MODES[way][1] and device.type == "cpu" else f"{found['peak']:.0f}"
                 ratio = seconds[way] / seconds["plain"]
                 row = f"{found['kept']:.1f} | {found['host']:.1f} | {peak} | {ratio:.2f}"
                 print(f"| {model} | {size} | {way} | {row} |", flush=True)

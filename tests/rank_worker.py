@@ -16,7 +16,7 @@ from test_step import RATES, Double, new_state
 from detector import distributed
 from detector.data.batch import blank_batch
 from detector.loss.criterion import DetectionLoss
-from detector.training import memory
+from detector.training import offload
 from detector.training.normalise import RULES
 from detector.training.plan import Window, split
 from detector.training.step import StepRules, train_window
@@ -27,9 +27,9 @@ def main(out: str, windows: list[list[int]], poisoned: int, checkpoint: str = "o
     criterion = DetectionLoss(state.network.reg_max, state.network.strides)
     rules = StepRules(criterion, RULES["window"], 1e9)
     if checkpoint != "off":
-        memory.LEAST = 0
+        offload.LEAST = 0
         state.network.set_checkpoint(checkpoint)
-        rules = replace(rules, keeping=memory.offloaded)
+        rules = replace(rules, keeping=offload.offloaded)
     reductions = []
     with distributed.process_group(torch.device("cpu")):
         gradients = distributed.GradientSum(state.network)

@@ -21,7 +21,7 @@ from detector.loss.criterion import DetectionLoss
 from detector.model.network import build_network
 from detector.model.norm import BatchRenorm2d, set_norms, set_renorm_limits
 from detector.model.recompute import rerun
-from detector.training import memory
+from detector.training import offload
 from detector.training.ema import Ema
 from detector.training.normalise import RULES
 from detector.training.norms import set_modes
@@ -196,14 +196,14 @@ def test_a_checkpointed_network_has_the_same_names_parameters_and_copies():
 def moved(monkeypatch):
     """Offload moves everything, however small; returns the sizes of what it moved."""
     sizes = []
-    original = memory.Host.__init__
+    original = offload.Host.__init__
 
     def counted(self, storage):
         sizes.append(storage.nbytes())
         original(self, storage)
 
-    monkeypatch.setattr(memory.Host, "__init__", counted)
-    monkeypatch.setattr(memory, "LEAST", 0)
+    monkeypatch.setattr(offload.Host, "__init__", counted)
+    monkeypatch.setattr(offload, "LEAST", 0)
     return sizes
 
 
@@ -212,7 +212,7 @@ def moved(monkeypatch):
 @pytest.mark.parametrize("norm", ["batch", "renorm"])
 def test_an_offloaded_window_of_16_is_the_plain_one_to_the_bit(moved, norm, amp, checkpoint):
     found = []
-    for options in ({}, {"keeping": memory.offloaded}):
+    for options in ({}, {"keeping": offload.offloaded}):
         state = new_state(norm=norm, amp=amp, checkpoint=checkpoint if options else "off")
         report = step(state, random_batch([2, 9, 0, 3] * 4), [16], **options)
         found.append(outcome(state, [report]))
@@ -223,20 +223,20 @@ def test_an_offloaded_window_of_16_is_the_plain_one_to_the_bit(moved, norm, amp,
 def test_small_tensors_and_weights_stay(monkeypatch):
     weight = nn.Parameter(torch.rand(600, 600))  # more than a MiB
     big, small = torch.rand(600, 600, requires_grad=True) * 1, torch.rand(100, 100, requires_grad=True) * 1
-    hooks = memory.Offload()
-    assert isinstance(hooks.pack(big), memory.Placed)
+    hooks = offload.Offload()
+    assert isinstance(hooks.pack(big), offload.Placed)
     assert hooks.pack(small) is small
     assert hooks.pack(weight) is weight
     cast = weight.to(torch.float16)
-    monkeypatch.setattr(memory, "LEAST", 0)
+    monkeypatch.setattr(offload, "LEAST", 0)
     assert hooks.pack(cast) is cast  # autocast's copy
-    assert isinstance(hooks.pack(small), memory.Placed)
+    assert isinstance(hooks.pack(small), offload.Placed)
 
 
 def test_what_is_kept_twice_is_stored_once_and_comes_back_with_its_strides(moved):
     x = torch.rand(2, 8, 6, 6).to(memory_format=torch.channels_last)
     half = x.chunk(2, dim=1)[1]
-    hooks = memory.Offload()
+    hooks = offload.Offload()
     kept = [hooks.pack(one) for one in (x, x.detach(), half, half)]
     assert moved == [x.untyped_storage().nbytes()]
     for one, before in zip(kept, (x, x, half, half), strict=True):
@@ -248,7 +248,7 @@ def test_what_is_kept_twice_is_stored_once_and_comes_back_with_its_strides(moved
 
 def test_a_tensor_that_is_written_to_is_another(moved):
     x = torch.zeros(4)
-    hooks = memory.Offload()
+    hooks = offload.Offload()
     before = hooks.pack(x)
     x.add_(1)
     after = hooks.pack(x)
@@ -259,14 +259,14 @@ def test_a_tensor_that_is_written_to_is_another(moved):
 
 
 def test_memory_that_is_used_again_is_not_taken_for_what_it_was(moved):
-    hooks, kept = memory.Offload(), []
+    hooks, kept = offload.Offload(), []
     for number in range(50):  # the allocator gives the same address again
         kept.append(hooks.pack(torch.full((64,), float(number))))
     assert [hooks.unpack(one)[0].item() for one in kept] == list(range(50))
 
 
 def test_host_memory_is_free_after_the_backward_pass(moved):
-    hooks, state = memory.Offload(), new_state()
+    hooks, state = offload.Offload(), new_state()
     with saved_tensors_hooks(hooks.pack, hooks.unpack):
         predictions = state.network(torch.rand(2, 3, 64, 64))
     loss = predictions.boxes.sum() + predictions.logits.sum()

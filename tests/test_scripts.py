@@ -101,3 +101,16 @@ def test_benchmark_memory():
     assert rows["offload"][1] > rows["plain"][0] / 2
     ours, theirs = re.findall(rf"(?:sparse|dense): .* target weight ({NUMBER})", printed)
     assert float(ours) == pytest.approx(float(theirs), rel=1e-4)
+
+
+def test_cards():
+    """A card twice as large never takes a smaller micro-batch of a plain step."""
+    printed = run("cards.py", "--models", TINY, "--imgsz", 128, "--cards", 1, 2, "--boxes", 20)
+    batches = [int(batch) for batch in re.findall(r"^\| \d GB \| `batch=(\d+)` \|$", printed, flags=re.M)]
+    assert len(batches) == 2
+    assert 8 <= batches[0] <= batches[1] <= 64
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="would run on the GPU for minutes")
+def test_gpu_check_says_that_there_is_no_gpu():
+    assert run("gpu_check.py").startswith("skipped: there is no CUDA GPU")

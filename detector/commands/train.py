@@ -4,15 +4,17 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from detector import distributed
 from detector.config import Settings, load_settings
 from detector.errors import ConfigError
 from detector.training import run as training_run
-from detector.training.precision import choose_devices
-from detector.training.resume import take_up
-from detector.training.run import TrainResult
+from detector.training.fit import choose_batch
+from detector.training.precision import choose_device, choose_devices
+from detector.training.resume import Resume, take_up
+from detector.training.run import TrainResult, say_now, together
 
 
 def run(options: argparse.Namespace) -> int:
@@ -26,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
     processes = len(choose_devices(settings.device))
     if processes > 1 and not distributed.launched():
         return distributed.launch(processes, ["train", *words, *(["--debug"] if options.debug else [])])
-    training_run.train(settings, resume)
+    start(settings, resume)
     return 0
 
 
@@ -40,7 +42,23 @@ def train(config: str | Path | None = None, **settings: Any) -> TrainResult:
     chosen, resume = take_up(load_settings(Settings, Path(config) if config is not None else None, overrides))
     if len(choose_devices(chosen.device)) > 1 and not distributed.launched():
         raise ConfigError(f"device={chosen.device}: from Python, start one process a device with torchrun")
-    return training_run.train(chosen, resume)
+    return start(chosen, resume)
+
+
+def start(settings: Settings, resume: Resume | None) -> TrainResult:
+    """Train, once `batch: auto` is a number: the main process measures, and all take what it found."""
+    device = choose_device(settings.device)
+    with distributed.process_group(device):
+        if settings.batch == "auto":
+            settings = distributed.from_main(together(lambda: measured(settings, device)))
+        return training_run.train(settings, resume)
+
+
+def measured(settings: Settings, device: torch.device) -> Settings:
+    """The settings with a batch that fits; on other ranks than the main one as they are."""
+    if not distributed.is_main():
+        return settings
+    return choose_batch(settings, device, distributed.world_size(), say_now)
 
 
 def _plain(value: Any) -> Any:

@@ -81,6 +81,8 @@ def changed(settings: Settings, before: dict[str, Any]) -> dict[str, tuple[Any, 
     written = settings.model_fields_set - {"resume"}
     if settings.optimizer == "auto":  # which one it came to is known, and stays
         written -= {"optimizer"}
+    if settings.batch == "auto":  # was measured when the run began, and is a number since
+        written -= {"batch"}
     changes = {key: (before.get(key), now[key]) for key in written if now[key] != before.get(key)}
     for key in FIXED:
         if key in changes:

@@ -20,8 +20,8 @@ from detector.model.network import Network, build_network
 from detector.model.norm import set_norms
 from detector.training import checkpoint
 from detector.training.ema import Ema
-from detector.training.memory import offloaded
 from detector.training.normalise import RULES
+from detector.training.offload import offloaded
 from detector.training.optim import build_optimizer, choose, set_decay
 from detector.training.plan import Cut, count_steps, lr_factor, nominal_cut
 from detector.training.precision import Precision, choose_device, choose_precision
@@ -54,6 +54,7 @@ class Parts:
 
 def prepare(settings: Settings, resume: Resume | None, say: Say) -> tuple[Parts, TrainState]:
     """Everything a run needs, or the user's mistake as an error; `resume` is a checkpoint to go on from."""
+    assert settings.batch != "auto", "the commands choose a number first, see training/tune.py"
     device = choose_device(settings.device)
     training, validation = indices(settings, say)
     names = training.names
@@ -64,15 +65,7 @@ def prepare(settings: Settings, resume: Resume | None, say: Say) -> tuple[Parts,
         update={"optimizer": choice.optimizer, "lr0": choice.lr0, "momentum": choice.momentum}
     )
 
-    network = build_network(settings.model, len(names), settings.seed)
-    if settings.weights and resume is None:
-        say(checkpoint.start_from(network, settings.weights))
-    freeze(network, settings.freeze)
-    set_norms(network, settings.norm, device, distributed.world_size())
-    network.set_checkpoint(settings.checkpoint)
-    network = network.to(device)
-    if device.type != "mps":  # measured to help on CPUs and on GPUs with tensor cores
-        network = network.to(memory_format=torch.channels_last)
+    network = prepared_network(settings, len(names), device, None if resume else say)
     optimizer = build_optimizer(network, choice, weight_decay(settings, cut))
     precision = precision_of(settings, device, resume)
     legs = (Leg(0, settings.epochs, curve_of(settings)),)
@@ -81,10 +74,6 @@ def prepare(settings: Settings, resume: Resume | None, say: Say) -> tuple[Parts,
         restore(state, resume, training)
         go_on_by(settings, state, resume)
 
-    gains = settings.box, settings.cls, settings.dfl
-    criterion = DetectionLoss(network.reg_max, network.strides, *gains)
-    undo = settings.norm != "sync" or distributed.world_size() == 1
-    keeping = offloaded if settings.offload else nullcontext
     parts = Parts(
         settings=settings,
         device=device,
@@ -97,7 +86,7 @@ def prepare(settings: Settings, resume: Resume | None, say: Say) -> tuple[Parts,
             warmup_momentum=settings.warmup_momentum,
             warmup_bias_lr=choice.warmup_bias_lr,
         ),
-        rules=StepRules(criterion, RULES[settings.normalize], settings.clip_norm, keeping, undo),
+        rules=step_rules(settings, network),
         training=training_set(training, settings),
         validation=ValidationSet(validation, settings.imgsz),
         names=names,
@@ -105,6 +94,36 @@ def prepare(settings: Settings, resume: Resume | None, say: Say) -> tuple[Parts,
     )
     introduce(parts, state, say)
     return parts, state
+
+
+def prepared_network(settings: Settings, classes: int, device: torch.device, say: Say | None) -> Network:
+    """A network as the settings want it, on the device; `say` is told of weights to start from, None: there are none.
+
+    Everything but images, optimizer and averages: what `tune` measures is this network, too.
+    """
+    network = build_network(settings.model, classes, settings.seed)
+    if settings.weights and say:
+        say(checkpoint.start_from(network, settings.weights))
+    equip(network, settings, device)
+    network = network.to(device)
+    if device.type != "mps":  # measured to help on CPUs and on GPUs with tensor cores
+        network = network.to(memory_format=torch.channels_last)
+    return network
+
+
+def equip(network: Network, settings: Settings, device: torch.device) -> None:
+    """Freeze layers, and choose norms and checkpoints, as the settings say."""
+    freeze(network, settings.freeze)
+    set_norms(network, settings.norm, device, distributed.world_size())
+    network.set_checkpoint(settings.checkpoint)
+
+
+def step_rules(settings: Settings, network: Network) -> StepRules:
+    """What the settings say of a step, for this network."""
+    criterion = DetectionLoss(network.reg_max, network.strides, settings.box, settings.cls, settings.dfl)
+    keeping = offloaded if settings.offload else nullcontext
+    undo = settings.norm != "sync" or distributed.world_size() == 1
+    return StepRules(criterion, RULES[settings.normalize], settings.clip_norm, keeping, undo)
 
 
 def indices(settings: Settings, say: Say) -> tuple[Index, Index]:

@@ -36,7 +36,7 @@ class StepRules:
     criterion: DetectionLoss
     normalise: Rule
     clip_norm: float
-    keeping: Callable[[], AbstractContextManager[None]] = nullcontext  # where activations wait, see memory.py
+    keeping: Callable[[], AbstractContextManager[None]] = nullcontext  # where activations wait, see offload.py
     undo: bool = True  # whether running out of memory is undone; not with norms that wait for other ranks, see `add_up`
 
 

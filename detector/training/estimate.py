@@ -1,0 +1,264 @@
+"""What a step would take on a device that is not at hand: an estimate, counted on a CPU without computing anything.
+
+The network runs forward and backward on fake tensors, which have shapes, dtypes and storages but no memory; what is
+alive at each moment is added up. The loss runs for real, on one image, and counts for each image of the micro-batch.
+Weights, gradients, averages and optimizer are added, and what is not known of a device is an allowance, said in the
+output. A measurement is better wherever there is one.
+"""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from detector.config import Settings
+from detector.data.batch import Sample, collate
+from detector.errors import ConfigError
+from detector.loss.criterion import DetectionLoss
+from detector.model.head import Predictions
+from detector.model.network import Network, load_description
+from detector.training.capacity import free_memory, resident
+from detector.training.crowd import heaviest
+from detector.training.fit import CUDA_CONTEXT
+from detector.training.norms import set_modes
+from detector.training.offload import LEAST, Offload, Placed, is_weight
+from detector.training.optim import choose
+from detector.training.plan import Cut
+from detector.training.precision import DTYPES, choose_device, choose_precision
+from detector.training.setup import Say, equip, indices
+from detector.training.tune import MODES, SPARE, Trial, cuts, size
+
+WORKSPACE = 256 * 2**20  # bytes that a GPU's libraries want for their algorithms
+ROUNDING = 0.1  # share of the activations that the GPU's allocator loses to rounding and fragments
+UPDATE = 2  # copies of the weights that an optimizer's step holds for a moment
+
+
+class Counted:
+    """Offload's hooks or none, with the bytes that stay on the device and those that wait in the host."""
+
+    def __init__(self, offload: bool):
+        self.hooks = Offload() if offload else None
+        self.kept: dict[int, int] = {}
+        self.host: dict[int, int] = {}
+
+    def pack(self, tensor: Tensor) -> Tensor | Placed:
+        placed = self.hooks.pack(tensor) if self.hooks else tensor
+        if isinstance(placed, Placed):
+            self.host[id(placed.host)] = placed.host.bytes.numel()
+        elif not is_weight(tensor):
+            self.kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        return placed
+
+    def unpack(self, kept: Tensor | Placed) -> Tensor:
+        return self.hooks.unpack(kept) if self.hooks else kept
+
+    def context(self) -> AbstractContextManager[None]:
+        return saved_tensors_hooks(self.pack, self.unpack)
+
+
+class Alive(TorchDispatchMode):
+    """A context that adds up the bytes of all storages made inside it: those alive now, and the most so far.
+
+    Works on real and on fake tensors. A storage counts once, and until its last tensor is gone.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.storages: dict[int, int] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor):
+                self.see(tensor.untyped_storage())
+        return made
+
+    def see(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key not in self.storages:
+            self.storages[key] = storage.nbytes()
+            self.now += storage.nbytes()
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self.forget, key)
+
+    def forget(self, key: int) -> None:
+        self.now -= self.storages.pop(key)
+
+
+@contextmanager
+def away() -> Iterator[None]:
+    """What `offload` does, on fake tensors: what is large is gone until the backward pass makes room for it again."""
+
+    def pack(tensor: Tensor) -> Tensor | tuple[Any, ...]:
+        if tensor.untyped_storage().nbytes() < LEAST or is_weight(tensor):
+            return tensor
+        return tensor.size(), tensor.stride(), tensor.dtype
+
+    def unpack(kept: Tensor | tuple[Any, ...]) -> Tensor:
+        if isinstance(kept, Tensor):
+            return kept
+        shape, stride, dtype = kept
+        return torch.empty_strided(shape, stride, dtype=dtype)
+
+    with saved_tensors_hooks(pack, unpack):
+        yield
+
+
+class Counts(NamedTuple):
+    """Bytes of a micro-batch, weights and what belongs to them aside."""
+
+    kept: int  # by the network's forward pass, for the backward pass
+    forward: int  # at the peak of the forward pass
+    backward: int  # at the peak of the backward pass
+
+
+def count_network(settings: Settings, classes: int, batch: int, precision: str) -> tuple[Counts, Predictions, Network]:
+    """What the settings' network has alive in a forward and a backward pass; its outputs and itself, fake."""
+    norm = "batch" if settings.norm == "sync" else settings.norm  # which a CPU has not, and which keeps the same
+    alone = settings.model_copy(update={"bn": norm, "freeze_bn": False})
+    keeping = away if settings.offload else nullcontext
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        network = Network({**load_description(settings.model), "nc": classes})
+        equip(network, alone, torch.device("cpu"))
+        set_modes(network, norm == "frozen")
+        with Alive() as alive:
+            shape = batch, settings.imgsz, settings.imgsz, 3
+            with torch.autocast("cpu", dtype=DTYPES[precision], enabled=precision != "fp32"), keeping():
+                found = network(torch.empty(shape).permute(0, 3, 1, 2))
+            kept, forward = alive.now, alive.peak
+            alive.peak = alive.now
+            torch.autograd.backward(
+                [found.boxes, found.logits], [torch.empty_like(found.boxes), torch.empty_like(found.logits)]
+            )
+    return Counts(kept, forward, alive.peak), found, network
+
+
+def count_loss(network: Network, outputs: Predictions, sample: Sample) -> int:
+    """The most bytes that the loss of one image has alive at once, with its backward pass."""
+    rng = torch.Generator().manual_seed(0)
+    boxes, logits = (
+        torch.randn(1, *one.shape[1:], generator=rng).to(one.dtype).requires_grad_()
+        for one in (outputs.boxes, outputs.logits)
+    )
+    targets = collate([sample])
+    criterion = DetectionLoss(network.reg_max, network.strides)
+    with Alive() as alive:
+        (branch,) = criterion(Predictions(boxes, logits, outputs.shapes), targets)
+        branch.total.backward()
+    return alive.peak
+
+
+class Standing(NamedTuple):
+    """Bytes that are there in every micro-batch."""
+
+    weights: int  # and buffers
+    gradients: int
+    optimizer: int
+    average: int  # the EMA's copy
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+def standing(network: Network, optimizer: str) -> Standing:
+    """What the weights of a network bring with them."""
+    everything = [*network.parameters(), *network.buffers()]
+    weights = sum(one.numel() * one.element_size() for one in everything)
+    trained = sum(one.numel() * one.element_size() for one in network.parameters() if one.requires_grad)
+    return Standing(weights, trained, trained * (2 if optimizer == "AdamW" else 1), weights)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A run whose ways are counted for a device."""
+
+    settings: Settings
+    kind: str  # cuda or cpu
+    precision: str  # fp32, bf16 or fp16
+    memory: int  # bytes of the device, less what the device takes for itself
+    devices: int
+    classes: int
+    images: int
+    sample: Sample
+
+    def modes(self) -> list[str]:
+        return [mode for mode, (_, offload) in MODES.items() if self.kind == "cuda" or not offload]
+
+    def planned(self) -> list[Cut]:
+        return cuts(self.settings, self.devices, self.images)
+
+    def measure(self, mode: str, cut: Cut) -> Trial:
+        """An estimate in the place of a trial."""
+        checkpoint, offload = MODES[mode]
+        peak = self.peak(self.settings.model_copy(update={"checkpoint": checkpoint, "offload": offload}), cut)
+        return Trial(mode, cut, peak, None, fits=peak <= self.memory * (1 - SPARE))
+
+    def peak(self, settings: Settings, cut: Cut) -> int:
+        """Bytes at the peak of a step, allowances included."""
+        counts, outputs, network = count_network(settings, self.classes, cut.batch, self.precision)
+        loss = count_loss(network, outputs, self.sample) * cut.batch
+        steps = -(-self.images // cut.window) * settings.epochs
+        there = standing(network, choose(settings, steps, self.classes).optimizer)
+        passing = max(counts.forward, counts.kept + loss, counts.backward, UPDATE * there.weights)
+        pixels = cut.batch * 3 * settings.imgsz**2  # as uint8
+        return self.allowance() + there.total + pixels + int(passing * (1 + (ROUNDING if self.kind == "cuda" else 0)))
+
+    def allowance(self) -> int:
+        """Bytes for what cannot be counted: a GPU's workspace, or the program itself on a CPU."""
+        return WORKSPACE if self.kind == "cuda" else resident("VmRSS")
+
+    def lines(self) -> list[str]:
+        """What the estimate rests on."""
+        settings = self.settings
+        lines = [
+            f"ESTIMATE  {settings.model} at {settings.imgsz}, {self.precision}, all images with "
+            f"{len(self.sample.classes)} boxes, {self.kind}; nothing was run on the device",
+            f"memory    {size(self.memory)} for the process of each of {self.devices} devices, {SPARE:.0%} to spare",
+        ]
+        if self.kind == "cuda":
+            parts = f"{size(CUDA_CONTEXT)} for the CUDA context (not in the memory above), {size(WORKSPACE)} workspace"
+            return [*lines, f"allowed   {parts}, {ROUNDING:.0%} of the activations for the allocator"]
+        return [*lines, f"allowed   {size(self.allowance())} for the program and its libraries"]
+
+
+def estimate_bench(settings: Settings, memory: int | None, say: Say) -> Estimate:
+    """The estimate of a run on its `device`, which need not be there; then `memory` must say what it has.
+
+    device=cuda is one GPU, and 0,1 are two. Raises ConfigError where the memory is not known.
+    """
+    kind, devices = kind_of(settings.device)
+    if kind == "cuda" and memory is None:
+        raise ConfigError(f"--estimate for device={settings.device}: say what it has: memory=4GiB")
+    training, _ = indices(settings, say)
+    if settings.amp != "auto":
+        precision = settings.amp
+    else:  # bf16 and fp16 are two bytes each
+        precision = "bf16" if kind == "cuda" else choose_precision("auto", torch.device("cpu")).name
+    each = free_memory(torch.device("cpu")) if memory is None else memory
+    each = each - CUDA_CONTEXT if kind == "cuda" else each // devices
+    return Estimate(
+        settings, kind, precision, each, devices, len(training.names), len(training), heaviest(training, settings)
+    )
+
+
+def kind_of(device: str | int | list[int]) -> tuple[str, int]:
+    """cuda or cpu, and how many, of a `device` setting; `auto` is what is here."""
+    name = ",".join(map(str, device)) if isinstance(device, list) else str(device).strip().lower()
+    if name == "auto":
+        return choose_device("auto").type, 1
+    kind, _, count = name.partition(":")
+    if kind == "cpu":
+        return "cpu", int(count) if count.isdigit() else 1
+    if kind == "cuda" or name.replace(",", "").isdigit():
+        return "cuda", len(name.split(","))
+    raise ConfigError(f"--estimate for device={device}: cpu, cuda or numbers of GPUs")

@@ -1,0 +1,163 @@
+"""What only a GPU can show, in under 8 minutes: tune beside its estimate, memory modes, precisions, and a full card.
+
+    python scripts/gpu_check.py [--model v11n] [--imgsz 640] [--leave 3.0]
+
+1. Each memory mode at two micro-batches: peak and speed by trial, the peak by estimate, and their ratio.
+2. `detector tune memory=4GiB`, as a user runs it.
+3. A short run in fp32, bf16 and fp16: every loss must be finite.
+4. A run whose batch cannot fit, since a ballast leaves only `--leave` GiB: it must cut finer, say so, and end.
+
+Without a GPU it says so and ends well. The status is 1 where a check fails.
+"""
+
+import argparse
+import csv
+import math
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from detector.config import Settings
+from detector.training.estimate import estimate_bench
+from detector.training.fit import allocator, bench
+from detector.training.tune import cut_of, size
+
+DATA = Path(__file__).parents[1] / "datasets" / "shapes.yaml"
+DEVICE = torch.device("cuda", 0)
+LONGEST = 120  # seconds of a command
+BALLAST_BATCH = 64  # images that cannot fit beside the ballast
+
+
+def modes(options: argparse.Namespace) -> bool:
+    """Trials and estimates of each mode; whether all could be measured."""
+    settings = Settings(data=DATA, model=options.model, imgsz=options.imgsz, device=0)
+    here = bench(settings, DEVICE, 1, None, print)
+    there = estimate_bench(settings, here.memory, print)
+    print("| mode | batch | peak | estimate | estimate / peak | images/s |\n|---|---|---|---|---|---|")
+    measured = True
+    for mode in here.modes():
+        for batch in options.batches:
+            cut = cut_of(settings, batch, 1)
+            one, other = here.measure(mode, cut), there.measure(mode, cut)
+            counted = other.peak or 0
+            if one.peak is None or one.rate is None:
+                measured = False
+                print(f"| {mode} | {batch} | does not fit | {size(counted)} | | |", flush=True)
+                continue
+            ratio = f"{counted / one.peak:.2f}"
+            print(f"| {mode} | {batch} | {size(one.peak)} | {size(counted)} | {ratio} | {one.rate:.1f} |", flush=True)
+    return measured
+
+
+def detector(*arguments: object) -> tuple[int, str]:
+    """The exit status of a `detector` command, and all it printed."""
+    command = [sys.executable, "-m", "detector", *map(str, arguments)]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LONGEST)
+    except subprocess.TimeoutExpired as late:
+        printed = late.stdout or b""
+        return 124, printed.decode() if isinstance(printed, bytes) else printed
+    return done.returncode, done.stdout
+
+
+def tune(options: argparse.Namespace) -> bool:
+    """`detector tune` with a limit that the allocator holds it to."""
+    status, printed = detector("tune", f"data={DATA}", f"model={options.model}", "imgsz=320", "device=0", "memory=4GiB")
+    print(printed)
+    return status == 0 and "recommended" in printed
+
+
+def precisions(options: argparse.Namespace, folder: Path) -> bool:
+    """One epoch in each precision, and whether its losses are finite."""
+    good = True
+    print("| amp | status | box | cls | dfl |\n|---|---|---|---|---|")
+    for amp in ("fp32", "bf16", "fp16"):
+        status, printed = train(folder, amp, f"model={options.model}", "imgsz=320", "batch=16", f"amp={amp}")
+        table = folder / amp / "metrics.csv"
+        rows = list(csv.DictReader(table.open())) if table.exists() else []
+        losses = [float(rows[-1][name]) for name in ("box", "cls", "dfl")] if rows else [math.nan] * 3
+        print(f"| {amp} | {status} | " + " | ".join(f"{loss:.3f}" for loss in losses) + " |", flush=True)
+        if status or not all(map(math.isfinite, losses)):
+            print(printed[-2000:])
+            good = False
+    return good
+
+
+def train(folder: Path, name: str, *settings: str) -> tuple[int, str]:
+    common = (f"data={DATA}", "device=0", "epochs=1", "workers=4", "plots=false", f"project={folder}", f"name={name}")
+    return detector("train", *common, *settings)
+
+
+def full_card(options: argparse.Namespace, folder: Path) -> bool:
+    """A run beside a ballast: whether it met the end of the memory, cut finer and ended."""
+    with ballast(options.leave):
+        settings = (
+            f"model={options.model}",
+            f"imgsz={options.imgsz}",
+            f"batch={BALLAST_BATCH}",
+            "accumulate_warmup=false",
+        )
+        status, printed = train(folder, "full", *settings)
+    told = [line for line in printed.splitlines() if re.search("out of memory|finer", line, flags=re.I)]
+    print("\n".join(told) or "the run said nothing of memory or of a finer cut")
+    if status or not told:
+        print(printed[-2000:])
+    return status == 0 and bool(told)
+
+
+@contextmanager
+def ballast(leave: float) -> Iterator[None]:
+    """A context in which this process holds all of the GPU but `leave` GiB."""
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(DEVICE)
+    held = torch.empty(max(free - int(leave * 2**30), 0), dtype=torch.uint8, device=DEVICE)
+    print(f"ballast   {size(held.numel())} of {size(total)}, {size(torch.cuda.mem_get_info(DEVICE)[0])} left")
+    try:
+        yield
+    finally:
+        del held
+        torch.cuda.empty_cache()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="v11n")
+    parser.add_argument("--imgsz", type=int, default=640)
+    parser.add_argument("--batches", nargs="*", type=int, default=[8, 32])
+    parser.add_argument("--leave", type=float, default=3.0, help="GiB beside the ballast, the context's share included")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("skipped: there is no CUDA GPU here, and all that this script checks needs one")
+        return 0
+    print(f"{torch.cuda.get_device_name(DEVICE)}, torch {torch.__version__}, allocator: {allocator(DEVICE)}")
+    results: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        checks = {
+            "memory modes beside the estimate": lambda: modes(options),
+            "tune within 4 GiB": lambda: tune(options),
+            "fp32, bf16, fp16": lambda: precisions(options, Path(temporary)),
+            "a full card": lambda: full_card(options, Path(temporary)),
+        }
+        for name, check in checks.items():
+            print(f"\n## {name}", flush=True)
+            start = time.perf_counter()
+            try:
+                good = check()
+            except Exception as error:  # the other checks are worth their time all the same
+                print(f"{type(error).__name__}: {error}")
+                good = False
+            results[name] = f"{'good' if good else 'FAILED'} | {time.perf_counter() - start:.0f} s"
+    print("\n| check | result | time |\n|---|---|---|")
+    print("\n".join(f"| {name} | {result} |" for name, result in results.items()))
+    return int(any("FAILED" in result for result in results.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
