@@ -23,7 +23,6 @@ from detector.distributed import GradientSum
 from detector.errors import ConfigError, DetectorError
 from detector.loss.criterion import DetectionLoss
 from detector.model.network import build_network
-from detector.training.capacity import resident
 from detector.training.ema import Ema
 from detector.training.normalise import RULES
 from detector.training.norms import set_modes
@@ -32,6 +31,7 @@ from detector.training.plan import Window, split
 from detector.training.precision import choose_device, choose_precision
 from detector.training.state import TrainState
 from detector.training.step import StepRules, train_window
+from detector.tuning.capacity import resident
 
 CLASSES, BOXES = 80, 8  # boxes an image
 AT_REST = Rates(0.0, 0.0, 0.9)

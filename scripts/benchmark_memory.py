@@ -27,12 +27,12 @@ from detector.boxes import anchor_points, ciou, ltrb_to_xyxy
 from detector.data.batch import Batch
 from detector.errors import ConfigError, DetectorError
 from detector.loss.assign import ALPHA, BETA, EPS, MIN_SIDE, assign
-from detector.training.capacity import resident
-from detector.training.estimate import Counted
 from detector.training.offload import offloaded
 from detector.training.plan import Window
 from detector.training.precision import choose_device, choose_precision
-from detector.training.tune import MODES
+from detector.tuning.capacity import resident
+from detector.tuning.estimate import Counted
+from detector.tuning.search import MODES
 
 SHAPES, STRIDES, SIDE, CLASSES = ((80, 80), (40, 40), (20, 20)), (8, 16, 32), 640, 80
 

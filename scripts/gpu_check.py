@@ -25,9 +25,9 @@ from pathlib import Path
 import torch
 
 from detector.config import Settings
-from detector.training.estimate import estimate_bench
-from detector.training.fit import allocator, bench
-from detector.training.tune import cut_of, size
+from detector.tuning.estimate import estimate_bench
+from detector.tuning.fit import allocator, bench
+from detector.tuning.search import cut_of, size
 
 DATA = Path(__file__).parents[1] / "datasets" / "shapes.yaml"
 DEVICE = torch.device("cuda", 0)

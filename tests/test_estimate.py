@@ -8,11 +8,11 @@ from test_trial import LINUX, silent, tiny
 from torch import nn
 
 from detector.training.ema import Ema
-from detector.training.estimate import Alive, Counted, count_network, estimate_bench, standing
-from detector.training.fit import bench
 from detector.training.optim import Choice, build_optimizer
 from detector.training.setup import prepared_network
-from detector.training.tune import cut_of
+from detector.tuning.estimate import Alive, Counted, count_network, estimate_bench, standing
+from detector.tuning.fit import bench
+from detector.tuning.search import cut_of
 
 
 @pytest.fixture(scope="module")

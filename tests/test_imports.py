@@ -17,6 +17,7 @@ ROWS = [
     {"evaluation"},
     {"reporting"},
     {"training"},
+    {"tuning"},
     {"commands"},
     {"cli"},
     {"__main__"},

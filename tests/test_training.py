@@ -132,6 +132,16 @@ def test_training_learns(tmp_path, common):
     assert best > 0.5
 
 
+@pytest.mark.parametrize(("metric", "val", "wanted"), [("recall", "true", max), ("box", "false", min)])
+def test_the_best_epoch_is_that_of_the_metric(tmp_path, common, metric, val, wanted):
+    """Any column of metrics.csv: the highest of a metric, the lowest of a loss, which needs no validation."""
+    folder = train(tmp_path, common, "run", "epochs=4", f"metric={metric}", f"val={val}", "lr0=0.005")
+    with (folder / "metrics.csv").open() as file:
+        values = [float(row[metric]) for row in csv.DictReader(file)]
+    best = torch.load(folder / "weights" / "best.pt", weights_only=True)
+    assert best["epoch"] == values.index(wanted(values)) + 1
+
+
 def test_python_trains_loads_and_predicts(tmp_path, data):
     result = detector.train(
         data=data, model=str(TINY), imgsz=64, batch=4, epochs=1, workers=0, device="cpu", project=tmp_path, plots=False

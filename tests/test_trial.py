@@ -15,11 +15,11 @@ from test_training import run
 from detector.config import Settings, load_settings
 from detector.data.batch import Sample
 from detector.errors import ConfigError
-from detector.training import trial
-from detector.training.crowd import heaviest
-from detector.training.fit import bench, budget, tried
 from detector.training.setup import indices
-from detector.training.trial import Job, in_child
+from detector.tuning import trial
+from detector.tuning.crowd import heaviest
+from detector.tuning.fit import bench, budget, tried
+from detector.tuning.trial import Job, in_child
 
 MIB = 2**20
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
@@ -82,7 +82,7 @@ def some_job(data, *overrides):
 @pytest.mark.slow
 def test_a_trial_measures_a_ballast_and_grows_with_the_batch(tmp_path, data):
     """The peak that a trial tells is that of its process: 200 MiB that are held beside it are in it."""
-    code = "import sys, torch\nfrom detector.training import trial\n{}\ntrial.main(sys.argv[1])"
+    code = "import sys, torch\nfrom detector.tuning import trial\n{}\ntrial.main(sys.argv[1])"
     peaks = {}
     for name, batch, first in (
         ("one", 1, ""),
@@ -116,13 +116,13 @@ def test_a_trial_that_fails_for_another_reason_says_so(data):
 @pytest.mark.slow
 def test_tune_recommends_and_writes_what_trains(tmp_path, data, capsys):
     file = tmp_path / "my.yaml"
-    lines = [f"data: {data}", f"model: {TINY}", "imgsz: 64 # small", "nbs: 4", "device: cpu", "workers: 0", "epochs: 1"]
+    lines = [f"data: {data}", f"model: {TINY}", "imgsz: 64 # small", "nbs: 2", "device: cpu", "workers: 0", "epochs: 1"]
     file.write_text("\n".join([*lines, "batch: 16", f"project: {tmp_path}", "plots: false", ""]))
-    assert run("tune", file, "memory=4GiB", "--write", "--min-bn-batch", "4") == 0
+    assert run("tune", file, "memory=4GiB", "--write", "--min-bn-batch", "2") == 0
     printed = capsys.readouterr().out
-    assert len([line for line in printed.splitlines() if line.startswith(("plain ", "stages ", "all "))]) == 9
+    assert len([line for line in printed.splitlines() if line.startswith(("plain ", "stages ", "all "))]) == 6
     assert file.read_text().startswith("\n".join(lines))
-    assert load_settings(Settings, file).batch == 4
+    assert load_settings(Settings, file).batch == 2
     assert run("train", file, "name=run") == 0
     assert run("tune", file, "memory=40MiB") == 2
     assert "not even one image" in capsys.readouterr().err

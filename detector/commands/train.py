@@ -11,10 +11,10 @@ from detector import distributed
 from detector.config import Settings, load_settings
 from detector.errors import ConfigError
 from detector.training import run as training_run
-from detector.training.fit import choose_batch
 from detector.training.precision import choose_device, choose_devices
 from detector.training.resume import Resume, take_up
 from detector.training.run import TrainResult, say_now, together
+from detector.tuning.fit import choose_batch
 
 
 def run(options: argparse.Namespace) -> int:

@@ -10,11 +10,11 @@ import yaml
 
 from detector.config import Settings, TuneSettings, load_settings, read_yaml
 from detector.errors import ConfigError
-from detector.training.estimate import estimate_bench
-from detector.training.fit import allocator, bench, tried
 from detector.training.precision import choose_devices
 from detector.training.run import say_now
-from detector.training.tune import SPARE, Trial, parse_memory, recommend, size, table
+from detector.tuning.estimate import estimate_bench
+from detector.tuning.fit import allocator, bench, tried
+from detector.tuning.search import SPARE, Trial, parse_memory, recommend, size, table
 
 
 def run(options: argparse.Namespace) -> int:

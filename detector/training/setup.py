@@ -54,7 +54,7 @@ class Parts:
 
 def prepare(settings: Settings, resume: Resume | None, say: Say) -> tuple[Parts, TrainState]:
     """Everything a run needs, or the user's mistake as an error; `resume` is a checkpoint to go on from."""
-    assert settings.batch != "auto", "the commands choose a number first, see training/tune.py"
+    assert settings.batch != "auto", "the commands choose a number first, see tuning/search.py"
     device = choose_device(settings.device)
     training, validation = indices(settings, say)
     names = training.names

@@ -25,16 +25,16 @@ from detector.errors import ConfigError
 from detector.loss.criterion import DetectionLoss
 from detector.model.head import Predictions
 from detector.model.network import Network, load_description
-from detector.training.capacity import free_memory, resident
-from detector.training.crowd import heaviest
-from detector.training.fit import CUDA_CONTEXT
 from detector.training.norms import set_modes
 from detector.training.offload import LEAST, Offload, Placed, is_weight
 from detector.training.optim import choose
 from detector.training.plan import Cut
 from detector.training.precision import DTYPES, choose_device, choose_precision
 from detector.training.setup import Say, equip, indices
-from detector.training.tune import MODES, SPARE, Trial, cuts, size
+from detector.tuning.capacity import free_memory, resident
+from detector.tuning.crowd import heaviest
+from detector.tuning.fit import CUDA_CONTEXT
+from detector.tuning.search import MODES, SPARE, Trial, cuts, size
 
 WORKSPACE = 256 * 2**20  # bytes that a GPU's libraries want for their algorithms
 ROUNDING = 0.1  # share of the activations that the GPU's allocator loses to rounding and fragments
