@@ -105,7 +105,7 @@ def full_card(options: argparse.Namespace, folder: Path) -> bool:
             "accumulate_warmup=false",
         )
         status, printed = train(folder, "full", *settings)
-    told = [line for line in printed.splitlines() if re.search("out of memory|finer", line, flags=re.I)]
+    told = [line for line in printed.splitlines() if re.search("memory +ran out", line)]
     print("\n".join(told) or "the run said nothing of memory or of a finer cut")
     if status or not told:
         print(printed[-2000:])

@@ -93,6 +93,16 @@ def test_a_file_that_would_run_code_is_refused_and_does_not(tmp_path):
     assert not (tmp_path / "harm").exists()
 
 
+def test_a_tensor_that_is_not_finite_is_found_by_name():
+    """Wherever it is; numbers whose norm overflows are finite, and metrics may be NaN."""
+    bad = torch.tensor([1.0, float("inf")])
+    assert checkpoint.not_finite({"model": {"a.weight": torch.ones(2), "bn.running_var": bad}}) == "model.bn.running_var"
+    assert checkpoint.not_finite({"optimizer": {"state": {3: {"exp_avg": bad * 0}}}}) == "optimizer.state.3.exp_avg"
+    huge = torch.full((9,), 3e38)
+    assert checkpoint.not_finite({"model": {"huge": huge, "steps": torch.tensor(3)}, "mAP50": float("nan")}) is None
+    assert checkpoint.not_finite({}) is None
+
+
 def test_what_is_no_checkpoint_is_named(tmp_path):
     (tmp_path / "text.pt").write_text("hello")
     (tmp_path / "empty.pt").write_bytes(b"")
