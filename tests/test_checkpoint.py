@@ -96,7 +96,7 @@ def test_a_file_that_would_run_code_is_refused_and_does_not(tmp_path):
 def test_a_tensor_that_is_not_finite_is_found_by_name():
     """Wherever it is; numbers whose norm overflows are finite, and metrics may be NaN."""
     bad = torch.tensor([1.0, float("inf")])
-    assert checkpoint.not_finite({"model": {"a.weight": torch.ones(2), "bn.running_var": bad}}) == "model.bn.running_var"
+    assert checkpoint.not_finite({"model": {"w": torch.ones(2), "bn.running_var": bad}}) == "model.bn.running_var"
     assert checkpoint.not_finite({"optimizer": {"state": {3: {"exp_avg": bad * 0}}}}) == "optimizer.state.3.exp_avg"
     huge = torch.full((9,), 3e38)
     assert checkpoint.not_finite({"model": {"huge": huge, "steps": torch.tensor(3)}, "mAP50": float("nan")}) is None
