@@ -213,6 +213,12 @@ class TuneSettings(Settings):
 
     memory: Annotated[str | None, Field(description="what a device may give, as 4GiB; left out: what is free")] = None
 
+    @field_validator("memory", mode="before")
+    @classmethod
+    def number_alone(cls, value: Any) -> Any:
+        """A number without a unit, which YAML reads as one, is told of its unit where the text is read."""
+        return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
     def of_run(self) -> Settings:
         """The settings of the run alone."""
         return Settings(**{key: getattr(self, key) for key in self.model_fields_set & Settings.model_fields.keys()})

@@ -210,3 +210,8 @@ def test_flags_stand_anywhere_and_unknown_ones_are_refused():
 def test_batch_is_a_number_or_auto(value):
     with pytest.raises(ConfigError, match="batch="):
         settings(f"batch={value}")
+
+
+def test_memory_without_a_unit_is_told_of_its_unit_from_the_command_line(capsys):
+    assert run("tune", "data=none.yaml", "memory=4") == 2
+    assert "memory=4: a number and a unit: memory=4GiB" in capsys.readouterr().err
