@@ -45,7 +45,8 @@ def attempt(action: Callable[[], Result]) -> Result | None:
             raise
     # What a failed backward pass on a CPU had still to do, with all activations, waits in this thread's queue for
     # another pass. One over a graph older than all of it throws it away first: the queue runs what is newest first.
-    early.backward()
+    if early.requires_grad:  # else gradients are off, and there was no backward pass
+        early.backward()
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -173,7 +173,9 @@ def test_validation_backs_off_too_and_finds_the_same(monkeypatch):
         return real(worker, images, autocast)
 
     monkeypatch.setattr(evaluate, "infer", fits_two)
-    *found, most = evaluate.infer_what_fits(network, images, torch.device("cpu"), torch.no_grad, None)
+    with torch.inference_mode():  # as in a validation
+        outputs, most = evaluate.infer_what_fits(network, images, torch.device("cpu"), torch.no_grad, None)
+    found = [torch.cat(parts) for parts in zip(*outputs, strict=True)]
     assert (sizes, most) == ([7, 4, 2, 2, 2, 1], 2)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)

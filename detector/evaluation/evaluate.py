@@ -121,7 +121,7 @@ def infer_what_fits(
     device: torch.device,
     autocast: Callable[[], AbstractContextManager],
     most: int | None,
-) -> tuple[Tensor, Tensor, int | None]:
+) -> tuple[list[tuple[Tensor, Tensor]], int | None]:
     """`infer` on host images, at most `most` at a time (None: all), halved as long as memory runs out; and that number.
 
     Raises TrainingError where memory does not suffice for one image.
@@ -130,8 +130,7 @@ def infer_what_fits(
         parts = images.split(most or len(images))
         found = attempt(lambda parts=parts: [infer(worker, part.to(device), autocast) for part in parts])
         if found is not None:
-            boxes_xyxy, scores = zip(*found, strict=True)
-            return torch.cat(boxes_xyxy), torch.cat(scores), most
+            return found, most
         if (most := len(parts[0])) == 1:
             raise TrainingError("out of memory with one image at a time; use a smaller imgsz or model")
         most = -(-most // 2)
@@ -167,11 +166,15 @@ def detect(
         # The generator's body is left at each yield, so the mode is entered batch by batch, not around the loop.
         with torch.inference_mode():
             with _timed(seconds, "network"):
-                boxes_xyxy, scores, most = infer_what_fits(worker, images, device, autocast, most)
+                outputs, most = infer_what_fits(worker, images, device, autocast, most)
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
             with _timed(seconds, "postprocess"):
-                found = postprocess(boxes_xyxy, scores, conf, iou, max_det, multi_label)
+                found = [
+                    one
+                    for boxes_xyxy, scores in outputs
+                    for one in postprocess(boxes_xyxy, scores, conf, iou, max_det, multi_label)
+                ]
                 found = [to_original(one, box).cpu() for one, box in zip(found, letterboxes, strict=True)]
         yield from zip(indices, found, strict=True)
         if on_batch is not None:
