@@ -259,6 +259,11 @@ class Origin(NamedTuple):
 AnySettings = TypeVar("AnySettings", bound=Group)
 
 
+def file_and_overrides(words: Sequence[str]) -> tuple[Path | None, Sequence[str]]:
+    """The config file that a command line may begin with, and its `key=value` words."""
+    return (Path(words[0]), words[1:]) if words and "=" not in words[0] else (None, words)
+
+
 def load_settings(cls: type[AnySettings], file: Path | None, overrides: Sequence[str] = ()) -> AnySettings:
     """Settings of the kind `cls` from a config file (or none) and `key=value` overrides, whose values are YAML.
 

@@ -99,10 +99,11 @@ class GradientSum:
 
     def begin(self) -> None:
         """Start a step: no gradients yet."""
-        for parameter in self._parameters:
-            parameter.grad = None
         for chunk in self._chunks:
             chunk.begin()
+        if not self._chunks:
+            for parameter in self._parameters:
+                parameter.grad = None
         self._sent, self._sending = [], False
 
     def send_as_they_come(self) -> None:
@@ -132,13 +133,15 @@ class _Chunk:
         self.parameters = parameters
         self.flat = torch.zeros(sum(map(torch.Tensor.numel, parameters)), **_kind(parameters[0]))
         self.missing = len(parameters)  # whose gradient is not complete yet
+        parts = self.flat.split([parameter.numel() for parameter in parameters])
+        # In the parameter's own memory format, so that optimizers run through both as they lie in memory.
+        self.views = [one.as_strided(p.size(), p.stride()) for one, p in zip(parts, parameters, strict=True)]
 
     def begin(self) -> None:
         self.flat.zero_()
         self.missing = len(self.parameters)
-        for parameter, part in zip(self.parameters, self.flat.split([p.numel() for p in self.parameters]), strict=True):
-            # In the parameter's own memory format, so that optimizers run through both as they lie in memory.
-            parameter.grad = part.as_strided(parameter.size(), parameter.stride())
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            parameter.grad = view
 
     def send(self) -> dist.Work:
         return dist.all_reduce(self.flat, async_op=True)
@@ -161,11 +164,18 @@ def _chunks(parameters: Sequence[nn.Parameter], most: int) -> Iterator[list[nn.P
         yield chunk
 
 
+def largest_of_ranks(number: int, device: torch.device) -> int:
+    """The largest of all ranks' numbers, the same on each; every rank must call it."""
+    if not active():
+        return number
+    largest = torch.tensor(number, device=device)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return int(largest)
+
+
 def on_any_rank(happened: bool, device: torch.device) -> bool:
     """Whether it happened on any rank, the same answer on each; every rank must call it."""
-    if not active():
-        return happened
-    return bool(max_over_ranks(torch.tensor(float(happened), device=device)))
+    return bool(largest_of_ranks(int(happened), device))
 
 
 @torch.no_grad()
@@ -181,13 +191,6 @@ def sum_over_ranks(values: Tensor) -> Tensor:
     if active():
         dist.all_reduce(values)
     return values
-
-
-def max_over_ranks(value: Tensor) -> Tensor:
-    """The largest of all ranks' values, in place, the same on each; every rank must call it."""
-    if active():
-        dist.all_reduce(value, op=dist.ReduceOp.MAX)
-    return value
 
 
 @torch.no_grad()

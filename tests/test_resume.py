@@ -195,7 +195,7 @@ def test_a_run_that_breaks_leaves_a_checkpoint_from_before_it_broke(tmp_path, co
 @pytest.mark.parametrize("name", ["model.1.conv.weight", "model.1.bn.running_var"])
 def test_a_tensor_that_is_not_finite_is_never_saved(tmp_path, name):
     settings = Settings(data="data.yaml", on_save_error="warn")
-    index = SimpleNamespace(digest=lambda: "")
+    index = SimpleNamespace(digest="")
     images = type("Images", (), {"index": index, "__len__": lambda self: 3})()
     parts = SimpleNamespace(settings=settings, names=("a",), training=images)
     (tmp_path / "weights").mkdir()

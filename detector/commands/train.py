@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from detector import distributed
-from detector.config import Settings, load_settings
+from detector.config import Settings, file_and_overrides, load_settings
 from detector.errors import ConfigError
 from detector.training import run as training_run
 from detector.training.precision import choose_device, choose_devices
@@ -19,12 +19,10 @@ from detector.tuning.fit import choose_batch
 
 def run(options: argparse.Namespace) -> int:
     """The command: an optional config file, then overrides. Several devices are several processes of it."""
-    words = list(options.arguments)
-    file = Path(words[0]) if words and "=" not in words[0] else None
-    overrides = words[1:] if file else words
+    words = options.arguments
     if not words:
         raise ConfigError("name a config file, or at least data=...: detector train configs/quickstart.yaml")
-    settings, resume = take_up(load_settings(Settings, file, overrides))
+    settings, resume = take_up(load_settings(Settings, *file_and_overrides(words)))
     processes = len(choose_devices(settings.device))
     if processes > 1 and not distributed.launched():
         return distributed.launch(processes, ["train", *words, *(["--debug"] if options.debug else [])])

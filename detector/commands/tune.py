@@ -1,15 +1,15 @@
 """`detector tune`: which micro-batch, and which way of keeping activations, is the fastest that fits a device."""
 
 import argparse
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from detector.config import Settings, TuneSettings, load_settings, read_yaml
+from detector.config import Settings, TuneSettings, file_and_overrides, load_settings, read_yaml
 from detector.errors import ConfigError
+from detector.files import replaced
 from detector.training.precision import choose_devices
 from detector.training.run import say_now
 from detector.tuning.estimate import estimate_bench
@@ -18,13 +18,12 @@ from detector.tuning.search import SPARE, Trial, parse_memory, recommend, size, 
 
 
 def run(options: argparse.Namespace) -> int:
-    words = list(options.arguments)
-    file = Path(words[0]) if words and "=" not in words[0] else None
-    if not words:
+    if not options.arguments:
         raise ConfigError("name a config file, or at least data=...: detector tune my.yaml memory=4GiB")
+    file, overrides = file_and_overrides(options.arguments)
     if options.write and file is None:
         raise ConfigError("--write: there is no config file to write to; name one: detector tune my.yaml --write")
-    given = load_settings(TuneSettings, file, words[1:] if file else words)
+    given = load_settings(TuneSettings, file, overrides)
     settings, memory = given.of_run(), None if given.memory is None else parse_memory(given.memory)
     if options.estimate:
         found, limit = estimated(settings, memory)
@@ -105,15 +104,12 @@ def write(file: Path, values: dict[str, int | str | bool]) -> list[str]:
 def replace(file: Path, after: str) -> None:
     """Give a file new text, at once, with the mode and the ends of lines that it has."""
     ending = "\r\n" if b"\r\n" in file.read_bytes() else "\n"
-    beside = file.with_name(f".{file.name}.unfinished")
     try:
-        beside.write_text(after, encoding="utf-8", newline=ending)
-        shutil.copymode(file, beside)
-        os.replace(beside, file)
+        with replaced(file) as beside:
+            beside.write_text(after, encoding="utf-8", newline=ending)
+            shutil.copymode(file, beside)
     except OSError as error:
         raise ConfigError(f"{file}: cannot be written: {error.strerror}; the file is as it was") from None
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def check(file: Path, before: str, after: str, values: dict[str, int | str | bool]) -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,6 +47,7 @@ class Index:
         """Where image i lies."""
         return Path(os.fsdecode(self.paths[self.path_offsets[i] : self.path_offsets[i + 1]].tobytes()))
 
+    @cached_property
     def digest(self) -> str:
         """A digest of the images' names, in their order; folders do not count, so that a data set may be moved."""
         names = "\n".join(self.path(i).name for i in range(len(self)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from detector.evaluation.evaluate import Evaluation
+from detector.files import replaced
 
 
 def write_csv(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -27,12 +27,8 @@ def write_csv(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
     writer.writerow(keys)
     writer.writerows([_csv_value(row.get(key, "")) for key in keys] for row in rows)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.unfinished")
-    try:
-        temporary.write_text(text.getvalue(), encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replaced(path) as beside:
+        beside.write_text(text.getvalue(), encoding="utf-8")
 
 
 def format_class_table(evaluation: Evaluation, names: Sequence[str]) -> str:

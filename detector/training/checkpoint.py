@@ -23,13 +23,13 @@ from torch import Tensor
 import detector
 from detector.errors import CheckpointError, ConfigError
 from detector.evaluation.predictor import Detector
+from detector.files import replaced, unfinished
 from detector.model.network import Network, network_from_description
 from detector.training.precision import choose_device, choose_precision
 
 FORMAT = 1
 SEAL = b"sha256:"
 SEALED = len(SEAL) + 64  # bytes of the seal at a file's end
-UNFINISHED = ".unfinished"  # how the names of files end that are being written
 
 
 def write(path: Path, contents: dict[str, Any], keep_previous: bool = False) -> None:
@@ -40,34 +40,18 @@ def write(path: Path, contents: dict[str, Any], keep_previous: bool = False) -> 
     """
     buffer = io.BytesIO()
     torch.save({"format": FORMAT, "versions": versions(), **contents}, buffer)
-    temporary = unfinished(path)
-    try:
-        with open(temporary, "wb") as file:
+    with replaced(path) as beside:
+        with open(beside, "wb") as file:
             for part in sealed(buffer.getbuffer()):
                 file.write(part)
             file.flush()
             os.fsync(file.fileno())
         if keep_previous and path.exists():
             set_aside(path)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
     if os.name == "posix":  # the rename itself must survive a power cut
         folder = os.open(path.parent, os.O_RDONLY)
         os.fsync(folder)
         os.close(folder)
-
-
-def unfinished(path: Path) -> Path:
-    """Where a file is written before it takes its place. A run's folder is locked, so there is one writer."""
-    return path.with_name(f".{path.name}{UNFINISHED}")
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Remove what writes that were killed left in a run's folder."""
-    for file in folder.rglob(f".*{UNFINISHED}"):
-        file.unlink(missing_ok=True)
 
 
 def previous_of(path: Path) -> Path:

@@ -18,6 +18,7 @@ from detector.data.loader import TrainingLoader, training_loader, validation_bat
 from detector.errors import ConfigError, DetectorError, Interrupted
 from detector.evaluation.coco import GroundTruth
 from detector.evaluation.evaluate import Evaluation, detect, ground_truth_of, judge
+from detector.files import remove_unfinished
 from detector.loss.criterion import TERMS
 from detector.model.network import Network
 from detector.model.norm import renorm_limits, set_renorm_limits
@@ -32,7 +33,6 @@ from detector.training.lock import locked
 from detector.training.norms import set_modes
 from detector.training.optim import Rates
 from detector.training.plan import Window, epoch_windows
-from detector.training.precision import choose_device
 from detector.training.recover import Steps
 from detector.training.resume import Resume
 from detector.training.saving import Saver
@@ -60,11 +60,11 @@ def say_now(text: str) -> None:
 def train(settings: Settings, resume: Resume | None = None, say: Say = say_now) -> TrainResult:
     """Train by the settings, from the start or from a checkpoint.
 
-    Under torchrun every process calls this alike. Raises ConfigError, DataError or CheckpointError before anything is
-    written; TrainingError where a run cannot go on; Interrupted after Ctrl-C or SIGTERM, with everything saved.
+    Under torchrun every process calls this alike, inside `distributed.process_group`. Raises ConfigError, DataError or
+    CheckpointError before anything is written; TrainingError where a run cannot go on; Interrupted after Ctrl-C or
+    SIGTERM, with everything saved.
     """
     with ExitStack() as stack:
-        stack.enter_context(distributed.process_group(choose_device(settings.device)))
         if not distributed.is_main():
             say = silent
         parts, state, folder = together(lambda: begin(settings, resume, say, stack))
@@ -96,9 +96,7 @@ class Run:
 
     def stop_if_asked(self) -> None:
         """At a window's edge, where the state is whole: save and leave if any rank got a signal."""
-        number = self.interruption.number or 0
-        if distributed.world_size() > 1:
-            number = int(distributed.max_over_ranks(torch.tensor(number, device=self.parts.device)))
+        number = distributed.largest_of_ranks(self.interruption.number or 0, self.parts.device)
         if number:
             self.saver.save(self.state)
             raise Interrupted(number)
@@ -151,7 +149,7 @@ def begin(settings: Settings, resume: Resume | None, say: Say, stack: ExitStack)
         folder = resume.folder if resume else create_folder(*new)
         stack.enter_context(locked(folder))
         (folder / "weights").mkdir(exist_ok=True)
-        checkpoint.remove_unfinished(folder)
+        remove_unfinished(folder)
         (folder / "settings.yaml").write_text(parts.settings.to_yaml(), encoding="utf-8")
         say(f"run       {folder}")
     return parts, state, folder

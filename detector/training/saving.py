@@ -28,10 +28,6 @@ class Saver:
     say: Say
     last_save: float = field(default_factory=time.monotonic)
     put_off: bool = False  # whether the last epoch's last.pt is still to be written
-    image_names: str = field(init=False)  # a digest
-
-    def __post_init__(self) -> None:
-        self.image_names = self.parts.training.index.digest()
 
     @property
     def last(self) -> Path:
@@ -91,7 +87,7 @@ class Saver:
             "names": list(self.parts.names),
             "imgsz": settings.imgsz,
             "images": len(self.parts.training),
-            "image_names": self.image_names,
+            "image_names": self.parts.training.index.digest,
             "settings": settings.model_dump(mode="json"),
             "metrics": state.history[-1] if state.history else {},
             **state.state_dict(),

@@ -207,7 +207,7 @@ def restore(state: TrainState, resume: Resume, training: Index) -> None:
         raise CheckpointError(
             f"the data set's classes {list(training.names)} are not those of the run, {saved['names']}"
         )
-    if saved["images"] != len(training) or saved["image_names"] != training.digest():
+    if saved["images"] != len(training) or saved["image_names"] != training.digest:
         raise CheckpointError(
             f"the data set's {len(training)} training images are not the run's {saved['images']} (compared by their "
             f"names): a run goes on with its own images; start a new one with weights={resume.path}"

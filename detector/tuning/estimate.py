@@ -34,7 +34,7 @@ from detector.training.setup import Say, equip, indices
 from detector.tuning.capacity import free_memory, resident
 from detector.tuning.crowd import heaviest
 from detector.tuning.fit import CUDA_CONTEXT
-from detector.tuning.search import MODES, SPARE, Trial, cuts, size
+from detector.tuning.search import MODES, SPARE, Trial, cuts, modes_on, size
 
 WORKSPACE = 256 * 2**20  # bytes that a GPU's libraries want for their algorithms
 ROUNDING = 0.1  # share of the activations that the GPU's allocator loses to rounding and fragments
@@ -192,7 +192,7 @@ class Estimate:
     sample: Sample
 
     def modes(self) -> list[str]:
-        return [mode for mode, (_, offload) in MODES.items() if self.kind == "cuda" or not offload]
+        return modes_on(self.kind)
 
     def planned(self) -> list[Cut]:
         return cuts(self.settings, self.devices, self.images)

@@ -14,7 +14,7 @@ from detector.training.setup import Say, indices
 from detector.tuning import trial
 from detector.tuning.capacity import free_memory
 from detector.tuning.crowd import heaviest
-from detector.tuning.search import MODES, SPARE, Trial, cuts, mode_of, recommend, search, size
+from detector.tuning.search import MODES, SPARE, Trial, cuts, mode_of, modes_on, recommend, search, size
 from detector.tuning.trial import Job
 
 CUDA_CONTEXT = 512 * 2**20  # bytes of a GPU that CUDA takes for itself, before the allocator has any
@@ -34,8 +34,7 @@ class Bench:
     job: Job  # of the run as it is; a trial's has another cut
 
     def modes(self) -> list[str]:
-        """The ways of keeping activations that are something on this device; on a CPU offload is none."""
-        return [mode for mode, (_, offload) in MODES.items() if self.device.type == "cuda" or not offload]
+        return modes_on(self.device.type)
 
     def planned(self) -> list[Cut]:
         return cuts(self.settings, self.devices, self.job.images)

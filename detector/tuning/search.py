@@ -53,6 +53,11 @@ class Trial(NamedTuple):
         return {"batch": self.batch, "checkpoint": checkpoint, "offload": offload}
 
 
+def modes_on(kind: str) -> list[str]:
+    """The ways of keeping activations that are something on a kind of device; on a CPU offload is none."""
+    return [mode for mode, (_, offload) in MODES.items() if kind == "cuda" or not offload]
+
+
 def mode_of(settings: Settings) -> str:
     """The mode that the settings ask for; `stages` with offload has no name of its own and is measured as it is."""
     kept = settings.checkpoint, settings.offload

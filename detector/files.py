@@ -1,0 +1,34 @@
+"""Files that are at every moment the old one or the new one, whole."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+UNFINISHED = ".unfinished"  # how the names of files end that are being written
+
+
+def unfinished(path: Path) -> Path:
+    """Where a file is written before it takes its place."""
+    return path.with_name(f".{path.name}{UNFINISHED}")
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """A context that gives the place to write to; the file there takes the place of `path` when it is left.
+
+    An error leaves the old file as it was, and no other. There is to be one writer of a file at a time.
+    """
+    beside = unfinished(path)
+    try:
+        yield beside
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what writes that were killed left in a folder and below it."""
+    for file in folder.rglob(f".*{UNFINISHED}"):
+        file.unlink(missing_ok=True)
