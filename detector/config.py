@@ -305,7 +305,13 @@ def validated(
 
 
 def _reason(item: Any) -> str:
-    return item["msg"].removeprefix("Value error, ").replace("Input should be", "should be").replace("a valid ", "a ")
+    return (
+        item["msg"]
+        .removeprefix("Value error, ")
+        .replace("Input should be", "should be")
+        .replace("a valid integer", "an integer")
+        .replace("a valid ", "a ")
+    )
 
 
 def read_yaml(path: Path, kind: str) -> yaml.MappingNode:

@@ -185,7 +185,9 @@ def curve_of(settings: Settings) -> Literal["linear", "cosine"]:
 def go_on_by(settings: Settings, state: TrainState, resume: Resume) -> None:
     """Apply to a restored state the settings that may be others now. ConfigError where there is nothing left to do."""
     if settings.epochs < state.epoch:
-        raise ConfigError(f"epochs={settings.epochs}: this run has trained {state.epoch} already")
+        raise ConfigError(
+            f"epochs={settings.epochs}: this run has trained {state.epoch} already; name more, or start a new run"
+        )
     if settings.epochs == state.epoch and resume.changes.keys() - {"epochs"}:
         changes = ", ".join(sorted(resume.changes))
         raise ConfigError(
