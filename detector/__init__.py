@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from detector.commands.train import train
-    from detector.training.checkpoint import load
+    from detector.inference.load import load
 
 __version__ = "0.1.0"
 __all__ = ["load", "train"]
@@ -24,7 +24,7 @@ def __getattr__(name: str) -> Any:
 
         return train
     if name == "load":
-        from detector.training.checkpoint import load
+        from detector.inference.load import load
 
         return load
     raise AttributeError(f"module 'detector' has no attribute '{name}'")

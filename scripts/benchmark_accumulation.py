@@ -19,19 +19,20 @@ from collections.abc import Sequence
 import torch
 
 from detector.data.batch import Batch
+from detector.device import choose_device
 from detector.distributed import GradientSum
 from detector.errors import ConfigError, DetectorError
+from detector.fitting.capacity import resident
 from detector.loss.criterion import DetectionLoss
 from detector.model.network import build_network
-from detector.training.ema import Ema
-from detector.training.normalise import RULES
-from detector.training.norms import set_modes
-from detector.training.optim import Choice, Rates, build_optimizer
-from detector.training.plan import Window, split
-from detector.training.precision import choose_device, choose_precision
-from detector.training.state import TrainState
-from detector.training.step import StepRules, train_window
-from detector.tuning.capacity import resident
+from detector.precision import choose_precision
+from detector.step.ema import Ema
+from detector.step.optim import Choice, Rates, build_optimizer
+from detector.step.plan import Window, split
+from detector.step.state import TrainState
+from detector.step.statistics import set_modes
+from detector.step.step import StepRules, train_window
+from detector.step.weighting import RULES
 
 CLASSES, BOXES = 80, 8  # boxes an image
 AT_REST = Rates(0.0, 0.0, 0.9)

@@ -25,14 +25,15 @@ from torch import Tensor
 
 from detector.boxes import anchor_points, ciou, ltrb_to_xyxy
 from detector.data.batch import Batch
+from detector.device import choose_device
 from detector.errors import ConfigError, DetectorError
+from detector.fitting.capacity import resident
+from detector.fitting.estimate import Counted
+from detector.fitting.search import MODES
 from detector.loss.assign import ALPHA, BETA, EPS, MIN_SIDE, assign
-from detector.training.offload import offloaded
-from detector.training.plan import Window
-from detector.training.precision import choose_device, choose_precision
-from detector.tuning.capacity import resident
-from detector.tuning.estimate import Counted
-from detector.tuning.search import MODES
+from detector.precision import choose_precision
+from detector.step.offload import offloaded
+from detector.step.plan import Window
 
 SHAPES, STRIDES, SIDE, CLASSES = ((80, 80), (40, 40), (20, 20)), (8, 16, 32), 640, 80
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from detector.config import Settings
 from detector.data.batch import Sample
-from detector.training.plan import Cut
-from detector.tuning.estimate import Estimate
-from detector.tuning.fit import CUDA_CONTEXT, LEAST_NORM_BATCH
-from detector.tuning.search import SPARE, Trial, recommend, search
+from detector.fitting.estimate import Estimate
+from detector.fitting.fit import CUDA_CONTEXT, LEAST_NORM_BATCH
+from detector.fitting.search import SPARE, Trial, recommend, search
+from detector.step.plan import Cut
 
 CLASSES, IMAGES = 80, 100_000
 

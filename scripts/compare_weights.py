@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from detector.training.checkpoint import read
+from detector.checkpoint_file import read
 
 
 def flat(state: dict[str, torch.Tensor]) -> torch.Tensor:

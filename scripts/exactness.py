@@ -13,14 +13,14 @@ from detector.data.batch import Sample, collate
 from detector.distributed import GradientSum
 from detector.loss.criterion import DetectionLoss
 from detector.model.network import build_network
-from detector.training.ema import Ema
-from detector.training.normalise import RULES
-from detector.training.norms import set_modes
-from detector.training.optim import Choice, Rates, build_optimizer
-from detector.training.plan import Window, split
-from detector.training.precision import Precision
-from detector.training.state import TrainState
-from detector.training.step import StepRules, train_window
+from detector.precision import Precision
+from detector.step.ema import Ema
+from detector.step.optim import Choice, Rates, build_optimizer
+from detector.step.plan import Window, split
+from detector.step.state import TrainState
+from detector.step.statistics import set_modes
+from detector.step.step import StepRules, train_window
+from detector.step.weighting import RULES
 
 IMAGES, SIDE, CLASSES = 8, 96, 80
 BOXES = [1, 9, 0, 3, 14, 0, 0, 5]  # of each image: unevenly, as in real data

@@ -25,9 +25,9 @@ from pathlib import Path
 import torch
 
 from detector.config import Settings
-from detector.tuning.estimate import estimate_bench
-from detector.tuning.fit import allocator, bench
-from detector.tuning.search import cut_of, size
+from detector.fitting.estimate import estimate_bench
+from detector.fitting.fit import allocator, bench
+from detector.fitting.search import cut_of, size
 
 DATA = Path(__file__).parents[1] / "datasets" / "shapes.yaml"
 DEVICE = torch.device("cuda", 0)

@@ -20,19 +20,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from detector import checkpoint_file
 from detector.data.augment import Augmentation
 from detector.data.batch import Sample, collate
 from detector.data.dataset import TrainingSet
 from detector.data.description import load_description
 from detector.data.index import build_index
+from detector.device import choose_device
 from detector.errors import ConfigError, DetectorError
 from detector.loss.criterion import DetectionLoss
+from detector.model.checkpoint import network_of
 from detector.model.network import Network
-from detector.training import checkpoint
-from detector.training.normalise import RULES
-from detector.training.norms import set_modes
-from detector.training.plan import Cut, epoch_windows, split
-from detector.training.precision import choose_device
+from detector.step.plan import Cut, epoch_windows, split
+from detector.step.statistics import set_modes
+from detector.step.weighting import RULES
 
 SIZES = (1, 2, 4, 8, 16)
 
@@ -78,8 +79,8 @@ def training_windows(images: TrainingSet, window: int, seed: int) -> Iterator[li
 
 def load_network(path: Path, device: torch.device) -> tuple[Network, int]:
     """A checkpoint's averaged network, set to train with norms at rest, and its number of classes."""
-    saved = checkpoint.read(path)
-    network = checkpoint.network_of(saved, path).to(device)
+    saved = checkpoint_file.read(path)
+    network = network_of(saved, path).to(device)
     set_modes(network, freeze_norms=True)
     return network, len(saved["names"])
 

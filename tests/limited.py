@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 from detector.cli import main
-from detector.training import run
+from detector.run import loop
 
 
 def limited(mib):
-    real = run.run_epochs
+    real = loop.run_epochs
 
     def run_epochs(*arguments):
         pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -18,7 +18,7 @@ def limited(mib):
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
         return real(*arguments)
 
-    run.run_epochs = run_epochs
+    loop.run_epochs = run_epochs
 
 
 if __name__ == "__main__":

@@ -16,10 +16,10 @@ from test_step import RATES, Double, new_state
 from detector import distributed
 from detector.data.batch import blank_batch
 from detector.loss.criterion import DetectionLoss
-from detector.training import offload
-from detector.training.normalise import RULES
-from detector.training.plan import Window, split
-from detector.training.step import StepRules, train_window
+from detector.step import offload
+from detector.step.plan import Window, split
+from detector.step.step import StepRules, train_window
+from detector.step.weighting import RULES
 
 
 def main(out: str, windows: list[list[int]], poisoned: int, checkpoint: str = "off") -> None:

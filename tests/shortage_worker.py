@@ -13,10 +13,10 @@ from test_step import RATES, new_state
 
 from detector import distributed
 from detector.loss.criterion import DetectionLoss
-from detector.training import recover
-from detector.training.normalise import RULES
-from detector.training.plan import Window, split
-from detector.training.step import StepRules
+from detector.run import recover
+from detector.step.plan import Window, split
+from detector.step.step import StepRules
+from detector.step.weighting import RULES
 
 IMAGES, BATCH = 16, 4
 PLACES = [(stage, number) for stage in ("forward", "backward") for number in (1, 2)] + [("optimizer", 1)]

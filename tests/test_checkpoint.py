@@ -9,10 +9,12 @@ import torch
 from scenes import TINY, random_batch
 from test_step import new_state, step_of
 
+from detector import checkpoint_file
+from detector.checkpoint_file import not_finite
 from detector.errors import CheckpointError, ConfigError
+from detector.model.checkpoint import start_from
 from detector.model.network import build_network
-from detector.training import checkpoint
-from detector.training.state import TrainState
+from detector.step.state import TrainState
 
 
 def trained_state():
@@ -26,7 +28,7 @@ def trained_state():
 def saved_file(folder, state, **more):
     path = folder / "last.pt"
     about = {"description": state.network.description, "names": ["a", "b"], "imgsz": 64, "settings": {}}
-    checkpoint.write(path, {**about, **state.state_dict(), **more})
+    checkpoint_file.write(path, {**about, **state.state_dict(), **more})
     return path
 
 
@@ -50,7 +52,7 @@ def test_a_restored_state_is_the_saved_one_and_goes_on_like_it(tmp_path):
     state = trained_state()
     path = saved_file(tmp_path, state)
     restored = new_state()
-    restored.load_state_dict(checkpoint.read(path))
+    restored.load_state_dict(checkpoint_file.read(path))
     assert_same(dict(state.state_dict()), dict(restored.state_dict()))
     for one in (state, restored):
         step_of(random_batch([1, 4, 2, 0], seed=3), [2, 2], torch.float32, state=one)
@@ -89,18 +91,18 @@ def test_a_file_that_would_run_code_is_refused_and_does_not(tmp_path):
     ):
         save(tmp_path / name)
         with pytest.raises(CheckpointError, match=name):
-            checkpoint.read(tmp_path / name)
+            checkpoint_file.read(tmp_path / name)
     assert not (tmp_path / "harm").exists()
 
 
 def test_a_tensor_that_is_not_finite_is_found_by_name():
     """Wherever it is; numbers whose norm overflows are finite, and metrics may be NaN."""
     bad = torch.tensor([1.0, float("inf")])
-    assert checkpoint.not_finite({"model": {"w": torch.ones(2), "bn.running_var": bad}}) == "model.bn.running_var"
-    assert checkpoint.not_finite({"optimizer": {"state": {3: {"exp_avg": bad * 0}}}}) == "optimizer.state.3.exp_avg"
+    assert not_finite({"model": {"w": torch.ones(2), "bn.running_var": bad}}) == "model.bn.running_var"
+    assert not_finite({"optimizer": {"state": {3: {"exp_avg": bad * 0}}}}) == "optimizer.state.3.exp_avg"
     huge = torch.full((9,), 3e38)
-    assert checkpoint.not_finite({"model": {"huge": huge, "steps": torch.tensor(3)}, "mAP50": float("nan")}) is None
-    assert checkpoint.not_finite({}) is None
+    assert not_finite({"model": {"huge": huge, "steps": torch.tensor(3)}, "mAP50": float("nan")}) is None
+    assert not_finite({}) is None
 
 
 def test_what_is_no_checkpoint_is_named(tmp_path):
@@ -112,7 +114,7 @@ def test_what_is_no_checkpoint_is_named(tmp_path):
     torch.save({"format": 99}, tmp_path / "newer.pt")
     for name in ("text.pt", "empty.pt", "cut.pt", "other.pt", "newer.pt", "missing.pt", ""):
         with pytest.raises(CheckpointError, match=name or "a folder"):
-            checkpoint.read(tmp_path / name)
+            checkpoint_file.read(tmp_path / name)
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
@@ -133,17 +135,17 @@ def test_starting_from_weights_takes_what_fits_and_says_so(tmp_path):
     state = trained_state()
     path = saved_file(tmp_path, state)
     same = build_network(TINY, nc=2, seed=5)
-    assert checkpoint.start_from(same, path).endswith(f"{len(same.state_dict())} of {len(same.state_dict())} tensors")
+    assert start_from(same, path).endswith(f"{len(same.state_dict())} of {len(same.state_dict())} tensors")
     assert_same(dict(same.state_dict()), dict(state.ema.network.state_dict()))
     other = build_network(TINY, nc=5, seed=5)
-    assert "fresh for 5 classes" in checkpoint.start_from(other, path)
+    assert "fresh for 5 classes" in start_from(other, path)
     assert torch.equal(other.model[0].conv.weight, state.ema.network.model[0].conv.weight)
     with pytest.raises(ConfigError, match="another architecture"):
-        checkpoint.start_from(build_network("v11n", nc=2), path)
+        start_from(build_network("v11n", nc=2), path)
 
 
 def test_resuming_with_another_architecture_is_refused(tmp_path):
-    saved = checkpoint.read(saved_file(tmp_path, trained_state()))
+    saved = checkpoint_file.read(saved_file(tmp_path, trained_state()))
     saved["model"]["model.0.conv.weight"] = torch.zeros(1)
     with pytest.raises(CheckpointError, match="another model"):
         new_state().load_state_dict(saved)

@@ -6,7 +6,7 @@ import pytest
 
 from detector.config import PredictSettings, Settings, load_settings
 from detector.errors import ConfigError
-from detector.training.optim import choose
+from detector.step.optim import choose
 
 
 def write(folder, text, name="my.yaml"):

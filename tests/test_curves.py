@@ -10,11 +10,10 @@ import torch
 from test_coco import empty, random_set
 from torch import nn
 
-from detector.evaluation import evaluate as evaluate_module
 from detector.evaluation.coco import build_ground_truth, evaluate
 from detector.evaluation.curves import compute_confusion, compute_curves
 from detector.evaluation.evaluate import evaluate_network, judge
-from detector.evaluation.postprocess import Detections
+from detector.inference.postprocess import Detections
 
 
 def overlap(box, truth, crowd):
@@ -174,8 +173,8 @@ def evaluated(monkeypatch, batch, autocast=nullcontext):
     net = torch.from_numpy(truth * 0.5 + (0, 8, 0, 8)).float()
     scores = torch.zeros(5, 3, 2).scatter_(2, torch.from_numpy(classes)[..., None], 0.9)
     network = Answers(net, scores).train()
-    monkeypatch.setattr(evaluate_module, "fused", lambda network: network)
-    monkeypatch.setattr(evaluate_module, "decode", lambda predictions, reg_max, strides: predictions)
+    monkeypatch.setattr("detector.inference.infer.fused", lambda network: network)
+    monkeypatch.setattr("detector.inference.infer.decode", lambda predictions, reg_max, strides: predictions)
     order = [3, 0, 4, 1, 2]
     batches = [
         (

@@ -7,12 +7,12 @@ from test_training import run
 from test_trial import LINUX, silent, tiny
 from torch import nn
 
-from detector.training.ema import Ema
-from detector.training.optim import Choice, build_optimizer
-from detector.training.setup import prepared_network
-from detector.tuning.estimate import Alive, Counted, count_network, estimate_bench, standing
-from detector.tuning.fit import bench
-from detector.tuning.search import cut_of
+from detector.fitting.estimate import Alive, Counted, count_network, estimate_bench, standing
+from detector.fitting.fit import bench
+from detector.fitting.search import cut_of
+from detector.run.build import prepared_network
+from detector.step.ema import Ema
+from detector.step.optim import Choice, build_optimizer
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from detector.data.dataset import TrainingSet
 from detector.data.description import load_description
 from detector.data.index import build_index
 from detector.data.loader import training_loader
-from detector.training.plan import Cut, Window, epoch_windows, nominal_cut
+from detector.step.plan import Cut, Window, epoch_windows, nominal_cut
 
 EVERYTHING = Augmentation(degrees=10, shear=3, perspective=0.0005, flipud=0.3, mosaic=0.7, mixup=0.4, cutmix=0.4)
 SEED, NBS, IMAGES, EPOCHS = 3, 6, 13, 2

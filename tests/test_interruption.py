@@ -11,8 +11,8 @@ import torch
 from scenes import TINY, write_dataset
 from test_training import run, same, train, weights
 
+from detector import checkpoint_file
 from detector.errors import CheckpointError
-from detector.training import checkpoint
 
 pytestmark = pytest.mark.slow
 
@@ -70,7 +70,7 @@ def test_a_signal_saves_and_stops_a_run_of_several_processes(tmp_path, common, n
     assert process.returncode == status
     assert "Traceback" not in error
     assert f"go on with: detector train resume={folder}" in out
-    assert checkpoint.read(folder / "weights" / "last.pt")["epoch"] >= 1
+    assert checkpoint_file.read(folder / "weights" / "last.pt")["epoch"] >= 1
 
 
 def test_a_run_stopped_at_every_window_and_at_another_batch_each_time_takes_the_same_steps(tmp_path, common):
@@ -88,12 +88,12 @@ def test_a_run_stopped_at_every_window_and_at_another_batch_each_time_takes_the_
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, common, whole, capsys):
     folder = train(tmp_path, [*common, "workers=0"], "run", "save_period=2")
     last = folder / "weights" / "last.pt"
-    assert checkpoint.read(checkpoint.previous_of(last))["epoch"] == 3
+    assert checkpoint_file.read(checkpoint_file.previous_of(last))["epoch"] == 3
     data = bytearray(last.read_bytes())
     data[len(data) // 2] ^= 1
     last.write_bytes(data)
     with pytest.raises(CheckpointError, match="damaged"):
-        checkpoint.read(last)
+        checkpoint_file.read(last)
     assert run("train", f"resume={folder}") == 0
     assert "last.prev.pt" in capsys.readouterr().out
     assert same(folder, whole)

@@ -21,15 +21,15 @@ from detector.loss.criterion import DetectionLoss
 from detector.model.network import build_network
 from detector.model.norm import BatchRenorm2d, set_norms, set_renorm_limits
 from detector.model.recompute import rerun
-from detector.training import offload
-from detector.training.ema import Ema
-from detector.training.normalise import RULES
-from detector.training.norms import set_modes
-from detector.training.optim import Choice, Rates, build_optimizer
-from detector.training.plan import Window
-from detector.training.precision import Precision
-from detector.training.state import TrainState
-from detector.training.step import StepRules, train_window
+from detector.precision import Precision
+from detector.step import offload
+from detector.step.ema import Ema
+from detector.step.optim import Choice, Rates, build_optimizer
+from detector.step.plan import Window
+from detector.step.state import TrainState
+from detector.step.statistics import set_modes
+from detector.step.step import StepRules, train_window
+from detector.step.weighting import RULES
 
 BOXES = [2, 9, 0, 3, 1]
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from detector.training.plan import (
+from detector.step.plan import (
     Cut,
     count_steps,
     epoch_windows,

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detector.evaluation.postprocess import Detections, postprocess, to_original
+from detector.inference.postprocess import Detections, postprocess, to_original
 
 
 def iou_of(a: list[float], b: list[float]) -> float:
@@ -74,7 +74,7 @@ def test_equals_greedy_nms_one_by_one(seed, anchors, classes, levels, multi_labe
 def test_growing_prefixes_keep_what_nms_of_all_candidates_keeps(monkeypatch, levels, max_det):
     boxes, scores = random_input(3, 1, 300, 2, levels)
     scores[:, :150] *= 0.99  # more distinct values
-    monkeypatch.setattr("detector.evaluation.postprocess.FIRST_PREFIX", 7)
+    monkeypatch.setattr("detector.inference.postprocess.FIRST_PREFIX", 7)
     assert_equal_to_slow(boxes, scores, 0.001, 0.3, max_det, True)
 
 

@@ -12,12 +12,12 @@ from scenes import TINY, write_dataset
 from test_step import new_state
 from test_training import run, same, train, weights
 
+from detector import checkpoint_file
 from detector.config import Settings, load_settings
 from detector.errors import ConfigError, TrainingError
-from detector.training import checkpoint, precision
-from detector.training.resume import FIXED, take_up
-from detector.training.saving import Saver
-from detector.training.schedule import Leg, Schedule, extended
+from detector.run.resume import FIXED, take_up
+from detector.run.saving import Saver
+from detector.step.schedule import Leg, Schedule, extended
 
 OTHER = {
     "model": "v11s", "weights": "other.pt", "freeze": 1, "bn": "renorm", "freeze_bn": True, "data": "other.yaml",
@@ -87,7 +87,7 @@ def test_every_setting_is_applied_or_refused_by_name(finished, key):
     ],
 )
 def test_a_finished_run_is_extended_by_the_rule_also_through_an_interruption(mine, rule, legs, capsys):
-    saved = checkpoint.read(mine / "weights" / "last.pt")
+    saved = checkpoint_file.read(mine / "weights" / "last.pt")
     assert extended((Leg(*saved["legs"][0]),), 5, rule) == legs
     assert run("train", f"resume={mine}", "epochs=5", f"extend_lr={rule}", "save_period=1") == 0
     assert "changed   epochs       2 -> 5" in capsys.readouterr().out
@@ -113,7 +113,7 @@ def test_changed_rates_decay_and_augmentation_reach_the_steps(tmp_path, common):
         assert run("train", f"resume={folder}", change) == 0
         assert not same(folder, unchanged), change
     assert rates(tmp_path / "lr0=0.004")[1:] == pytest.approx([0.004 * (1 - 0.99 * e / 3) for e in (2, 3)], rel=1e-5)
-    groups = checkpoint.read(tmp_path / "weight_decay=0.5" / "weights" / "last.pt")["optimizer"]["param_groups"]
+    groups = checkpoint_file.read(tmp_path / "weight_decay=0.5" / "weights" / "last.pt")["optimizer"]["param_groups"]
     assert {group["name"]: group["weight_decay"] for group in groups} == {"weights": 0.5, "norms": 0, "biases": 0}
 
 
@@ -160,17 +160,17 @@ def test_leftovers_of_a_killed_write_are_removed(mine):
 def test_amp_changes_on_resume_and_auto_keeps_what_it_was(mine, capsys):
     assert run("train", f"resume={mine}", "amp=fp32", "epochs=3") == 0
     assert run("train", f"resume={mine}", "epochs=4", "amp=auto") == 0
-    assert checkpoint.read(mine / "weights" / "last.pt")["precision"] == ["fp32", "cpu"]
+    assert checkpoint_file.read(mine / "weights" / "last.pt")["precision"] == ["fp32", "cpu"]
     assert "cpu, fp32, imgsz 64" in capsys.readouterr().out
 
 
 def test_steps_that_only_amp_breaks_go_on_in_fp32_if_amp_is_auto(tmp_path, common, capsys, monkeypatch):
     """A loss whose gradient is beyond fp16, but not beyond fp32."""
-    monkeypatch.setattr(precision, "native_precision", lambda device: "fp16")
+    monkeypatch.setattr("detector.precision.native_precision", lambda device: "fp16")
     options = [*common, "box=1e12", "epochs=2", "max_bad_steps=2", f"project={tmp_path}"]
     assert run("train", *options, "name=auto", "save_period=1") == 0
     assert "2 steps in a row were not finite in fp16, and the same images are in fp32" in capsys.readouterr().out
-    saved = checkpoint.read(tmp_path / "auto" / "weights" / "last.pt")
+    saved = checkpoint_file.read(tmp_path / "auto" / "weights" / "last.pt")
     assert (saved["precision"], saved["skipped"], saved["skipped_in_a_row"]) == (["fp32", "cpu"], 2, 0)
     again = shutil.copytree(tmp_path / "auto", tmp_path / "again")
     os.replace(again / "weights" / "epoch1.pt", again / "weights" / "last.pt")
@@ -189,7 +189,7 @@ def test_a_run_that_breaks_leaves_a_checkpoint_from_before_it_broke(tmp_path, co
     assert "3 steps in a row were not finite" in capsys.readouterr().err
     assert max(float(value.abs().max()) for value in weights(tmp_path / "run").values()) < 100
     assert run("train", f"resume={tmp_path / 'run'}", "lr0=0.01") == 0
-    assert checkpoint.read(tmp_path / "run" / "weights" / "last.pt")["skipped"] == 0
+    assert checkpoint_file.read(tmp_path / "run" / "weights" / "last.pt")["skipped"] == 0
 
 
 @pytest.mark.parametrize("name", ["model.1.conv.weight", "model.1.bn.running_var"])
@@ -224,7 +224,7 @@ def test_a_full_disk_keeps_good_files(tmp_path, common, rule, status):
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
     assert "No space left on device" in done.stdout + done.stderr
-    assert checkpoint.read(copy / "weights" / "last.pt")["epoch"] >= 1
+    assert checkpoint_file.read(copy / "weights" / "last.pt")["epoch"] >= 1
     assert not list(copy.rglob(".*.unfinished"))
     assert run("train", f"resume={copy}", "save_period=-1") == 0
     assert len(rates(copy)) == 5

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from detector.training.schedule import Leg, Schedule, ema_decay, extended
+from detector.step.schedule import Leg, Schedule, ema_decay, extended
 
 
 def schedule(**changes):

@@ -10,8 +10,8 @@ import pytest
 import torch
 from scenes import TINY, write_dataset
 
+from detector import checkpoint_file
 from detector.model.network import build_network
-from detector.training import checkpoint
 
 pytestmark = pytest.mark.slow
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -40,7 +40,7 @@ def weights(tmp_path_factory):
             branch[-1].bias.fill_(-1.0)
     path = tmp_path_factory.mktemp("weights") / "best.pt"
     contents = {"description": network.description, "names": ["square", "disc"], "imgsz": 64, "settings": {}}
-    checkpoint.write(path, {**contents, "model": network.state_dict(), "ema": network.state_dict(), "epoch": 1})
+    checkpoint_file.write(path, {**contents, "model": network.state_dict(), "ema": network.state_dict(), "epoch": 1})
     return path
 
 

@@ -15,13 +15,14 @@ from test_distributed import torchrun
 from test_step import new_state
 from test_training import run, weights
 
+from detector import checkpoint_file
 from detector.data.batch import blank_batch, recut_batches
 from detector.errors import TrainingError
-from detector.evaluation import evaluate
+from detector.inference import infer as infer_module
 from detector.memory import OutOfMemoryError, attempt, is_out_of_memory
-from detector.training import checkpoint, recover
-from detector.training.norms import set_modes
-from detector.training.plan import Window, recut, split
+from detector.run import recover
+from detector.step.plan import Window, recut, split
+from detector.step.statistics import set_modes
 
 WORKER = Path(shortage_worker.__file__)
 LIMITED = Path(__file__).with_name("limited.py")
@@ -162,7 +163,7 @@ def test_a_failed_backward_pass_leaves_nothing_in_memory():
 
 
 def test_validation_backs_off_too_and_finds_the_same(monkeypatch):
-    images, sizes, real = torch.zeros(7, 64, 64, 3, dtype=torch.uint8).random_(), [], evaluate.infer
+    images, sizes, real = torch.zeros(7, 64, 64, 3, dtype=torch.uint8).random_(), [], infer_module.infer
     network = new_state().network.eval()
     expected = real(network, images)
 
@@ -172,9 +173,9 @@ def test_validation_backs_off_too_and_finds_the_same(monkeypatch):
             raise torch.OutOfMemoryError
         return real(worker, images, autocast)
 
-    monkeypatch.setattr(evaluate, "infer", fits_two)
+    monkeypatch.setattr(infer_module, "infer", fits_two)
     with torch.inference_mode():  # as in a validation
-        outputs, most = evaluate.infer_what_fits(network, images, torch.device("cpu"), torch.no_grad, None)
+        outputs, most = infer_module.infer_what_fits(network, images, torch.device("cpu"), torch.no_grad, None)
     found = [torch.cat(parts) for parts in zip(*outputs, strict=True)]
     assert (sizes, most) == ([7, 4, 2, 2, 2, 1], 2)
     for one, other in zip(found, expected, strict=True):
@@ -203,8 +204,8 @@ def test_a_process_with_too_little_memory_ends_with_the_weights_of_one_with_enou
             torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6)
 
     folder = tmp_path / "little"
-    batch = checkpoint.read(folder / "weights" / "last.pt")["batch"]
+    batch = checkpoint_file.read(folder / "weights" / "last.pt")["batch"]
     assert batch < 16
     os.replace(folder / "weights" / "epoch1.pt", folder / "weights" / "last.pt")
     assert run("train", f"resume={folder}") == 0
-    assert checkpoint.read(folder / "weights" / "last.pt")["batch"] == batch
+    assert checkpoint_file.read(folder / "weights" / "last.pt")["batch"] == batch

@@ -11,15 +11,15 @@ from scenes import TINY, cut_batch, random_batch
 from detector.distributed import GradientSum
 from detector.loss.criterion import BranchLoss, DetectionLoss
 from detector.model.network import build_network
-from detector.training.ema import Ema
-from detector.training.normalise import RULES
-from detector.training.norms import set_modes
-from detector.training.optim import Choice, Rates, build_optimizer
-from detector.training.plan import Window
-from detector.training.precision import Precision
-from detector.training.schedule import ema_decay
-from detector.training.state import TrainState
-from detector.training.step import StepRules, train_window
+from detector.precision import Precision
+from detector.step.ema import Ema
+from detector.step.optim import Choice, Rates, build_optimizer
+from detector.step.plan import Window
+from detector.step.schedule import ema_decay
+from detector.step.state import TrainState
+from detector.step.statistics import set_modes
+from detector.step.step import StepRules, train_window
+from detector.step.weighting import RULES
 
 FP32 = Precision("fp32", "cpu")
 RATES = Rates(0.01, 0.01, 0.9)

@@ -15,11 +15,11 @@ from test_training import run
 from detector.config import Settings, load_settings
 from detector.data.batch import Sample
 from detector.errors import ConfigError
-from detector.training.setup import indices
-from detector.tuning import trial
-from detector.tuning.crowd import heaviest
-from detector.tuning.fit import bench, budget, tried
-from detector.tuning.trial import Job, in_child
+from detector.fitting import trial
+from detector.fitting.crowd import heaviest
+from detector.fitting.fit import bench, budget, tried
+from detector.fitting.trial import Job, in_child
+from detector.run.build import indices
 
 MIB = 2**20
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
@@ -82,7 +82,7 @@ def some_job(data, *overrides):
 @pytest.mark.slow
 def test_a_trial_measures_a_ballast_and_grows_with_the_batch(tmp_path, data):
     """The peak that a trial tells is that of its process: 200 MiB that are held beside it are in it."""
-    code = "import sys, torch\nfrom detector.tuning import trial\n{}\ntrial.main(sys.argv[1])"
+    code = "import sys, torch\nfrom detector.fitting import trial\n{}\ntrial.main(sys.argv[1])"
     peaks = {}
     for name, batch, first in (
         ("one", 1, ""),

@@ -8,9 +8,9 @@ from detector.cli import parse
 from detector.commands.tune import write
 from detector.config import Settings, TuneSettings, load_settings
 from detector.errors import ConfigError
-from detector.training.plan import Cut
-from detector.tuning.fit import budget
-from detector.tuning.search import Trial, cuts, parse_memory, recommend, search, table
+from detector.fitting.fit import budget
+from detector.fitting.search import Trial, cuts, parse_memory, recommend, search, table
+from detector.step.plan import Cut
 
 MIB = 2**20
 

@@ -3,12 +3,12 @@
 import argparse
 from pathlib import Path
 
-from detector.training import checkpoint
+from detector import checkpoint_file
 
 
 def run(options: argparse.Namespace) -> int:
-    path = checkpoint.weights_in(Path(options.weights))
-    saved = checkpoint.read(path)
+    path = checkpoint_file.weights_in(Path(options.weights))
+    saved = checkpoint_file.read(path)
     names, settings = saved["names"], saved["settings"]
     shown = ", ".join(names[:10]) + (f", ... ({len(names)})" if len(names) > 10 else "")
     parameters = sum(value.numel() for value in saved["ema"].values() if value.is_floating_point())

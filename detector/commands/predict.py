@@ -6,10 +6,10 @@ from pathlib import Path
 
 from detector.config import PredictSettings, load_settings
 from detector.errors import ConfigError, DataError
-from detector.evaluation.predictor import Result
+from detector.folders import create_folder
+from detector.inference.detector import Result
+from detector.inference.load import load
 from detector.reporting.draw import draw_boxes, save_image
-from detector.training.checkpoint import load
-from detector.training.run import create_folder
 
 
 def run(options: argparse.Namespace) -> int:

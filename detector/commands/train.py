@@ -9,12 +9,12 @@ import yaml
 
 from detector import distributed
 from detector.config import Settings, file_and_overrides, load_settings
+from detector.device import choose_device, choose_devices
 from detector.errors import ConfigError
-from detector.training import run as training_run
-from detector.training.precision import choose_device, choose_devices
-from detector.training.resume import Resume, take_up
-from detector.training.run import TrainResult, say_now, together
-from detector.tuning.fit import choose_batch
+from detector.fitting.fit import choose_batch
+from detector.run import loop
+from detector.run.loop import TrainResult, say_now, together
+from detector.run.resume import Resume, take_up
 
 
 def run(options: argparse.Namespace) -> int:
@@ -49,7 +49,7 @@ def start(settings: Settings, resume: Resume | None) -> TrainResult:
     with distributed.process_group(device):
         if settings.batch == "auto":
             settings = distributed.from_main(together(lambda: measured(settings, device)))
-        return training_run.train(settings, resume)
+        return loop.train(settings, resume)
 
 
 def measured(settings: Settings, device: torch.device) -> Settings:

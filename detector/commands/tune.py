@@ -8,13 +8,13 @@ from typing import Any
 import yaml
 
 from detector.config import Settings, TuneSettings, file_and_overrides, load_settings, read_yaml
+from detector.device import choose_devices
 from detector.errors import ConfigError
 from detector.files import replaced
-from detector.training.precision import choose_devices
-from detector.training.run import say_now
-from detector.tuning.estimate import estimate_bench
-from detector.tuning.fit import allocator, bench, tried
-from detector.tuning.search import SPARE, Trial, parse_memory, recommend, size, table
+from detector.fitting.estimate import estimate_bench
+from detector.fitting.fit import allocator, bench, tried
+from detector.fitting.search import SPARE, Trial, parse_memory, recommend, size, table
+from detector.run.loop import say_now
 
 
 def run(options: argparse.Namespace) -> int:

@@ -3,28 +3,29 @@
 import argparse
 from pathlib import Path
 
+from detector import checkpoint_file
 from detector.config import ValSettings, load_settings
 from detector.data.dataset import ValidationSet
 from detector.data.description import load_description
 from detector.data.index import build_index
-from detector.data.loader import validation_batches
+from detector.data.loader import validation_batches, worker_count
+from detector.device import choose_device
 from detector.errors import ConfigError
 from detector.evaluation.evaluate import evaluate_network, ground_truth_of
+from detector.folders import create_folder
+from detector.model.checkpoint import network_of
+from detector.precision import choose_precision
 from detector.reporting.summary import draw_evaluation
 from detector.reporting.table import format_class_table
-from detector.training import checkpoint
-from detector.training.precision import choose_device, choose_precision
-from detector.training.run import create_folder
-from detector.training.setup import worker_count
 
 
 def run(options: argparse.Namespace) -> int:
-    path = checkpoint.weights_in(Path(options.weights))
+    path = checkpoint_file.weights_in(Path(options.weights))
     settings = load_settings(ValSettings, None, options.arguments)
-    saved = checkpoint.read(path)
+    saved = checkpoint_file.read(path)
     device = choose_device(settings.device)
     precision = choose_precision(settings.amp, device)
-    network = checkpoint.network_of(saved, path).to(device)
+    network = network_of(saved, path).to(device)
     names = tuple(saved["names"])
 
     data = settings.data or Path(saved["settings"]["data"])

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from detector import distributed
 from detector.data.batch import Batch, collate
 from detector.data.dataset import Letterbox, TrainingSet, ValidationSet
 from detector.errors import DataError
@@ -135,3 +136,12 @@ def _raised(batches: Iterable[Any]) -> Iterator[Any]:
         if isinstance(batch, DataError):
             raise batch
         yield batch
+
+
+def worker_count(workers: int | str) -> int:
+    """Loader processes of this process: as asked, or its share of the cores, at most 8."""
+    if workers != "auto":
+        return int(workers)
+    here = distributed.local_world_size()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(max(cores // here, 1), 8)

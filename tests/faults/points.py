@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-STEP, RUN, SAVING = "detector.training.step:", "detector.training.run:", "detector.training.saving:Saver."
+STEP, RUN, SAVING = "detector.step.step:", "detector.run.loop:", "detector.run.saving:Saver."
 
 
 def onto(name: str) -> Callable[..., bool]:
@@ -44,21 +44,21 @@ POINTS = {
     "forward done": Point("detector.loss.criterion:DetectionLoss.__call__", "after"),
     "backward done": Point(STEP + "finish_gradient", "before"),
     "gradient finished": Point(STEP + "finish_gradient", "after"),
-    "weights stepped": Point("detector.training.ema:Ema.update", "before"),
-    "step done": Point("detector.training.recover:train_window", "after"),
+    "weights stepped": Point("detector.step.ema:Ema.update", "before"),
+    "step done": Point("detector.run.recover:train_window", "after"),
     # a save
     "save begun": Point(SAVING + "save", "before"),
-    "checkpoint half written": Point("detector.training.checkpoint:write", "inside"),
+    "checkpoint half written": Point("detector.checkpoint_file:write", "inside"),
     "checkpoint flushed": Point("os:fsync", "after", a_file),
     "old one linked": Point("os:replace", "before", onto("last.prev.pt")),
-    "old one set aside": Point("detector.training.checkpoint:set_aside", "after"),
+    "old one set aside": Point("detector.checkpoint_file:set_aside", "after"),
     "last.pt in place": Point("os:replace", "after", onto("last.pt")),
     # the end of an epoch
-    "validating": Point("detector.evaluation.evaluate:infer", "after"),
+    "validating": Point("detector.inference.infer:infer", "after"),
     "validated": Point(RUN + "record", "before"),
     "best.pt in place": Point("os:replace", "after", onto("best.pt")),
-    "epoch saved": Point("detector.training.saving:write_csv", "before"),
-    "metrics.csv half written": Point("detector.training.saving:write_csv", "inside"),
+    "epoch saved": Point("detector.run.saving:write_csv", "before"),
+    "metrics.csv half written": Point("detector.run.saving:write_csv", "inside"),
     "metrics.csv written": Point("os:replace", "before", onto("metrics.csv")),
     "epoch recorded": Point(RUN + "record", "after"),
     # the end

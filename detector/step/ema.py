@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from detector.training.schedule import ema_decay
+from detector.step.schedule import ema_decay
 
 
 class Ema:

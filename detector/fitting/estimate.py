@@ -21,20 +21,21 @@ from torch.utils._pytree import tree_leaves
 
 from detector.config import Settings
 from detector.data.batch import Sample, collate
+from detector.device import choose_device
 from detector.errors import ConfigError
+from detector.fitting.capacity import free_memory, resident
+from detector.fitting.crowd import heaviest
+from detector.fitting.fit import CUDA_CONTEXT
+from detector.fitting.search import MODES, SPARE, Trial, cuts, modes_on, size
 from detector.loss.criterion import DetectionLoss
 from detector.model.head import Predictions
 from detector.model.network import Network, load_description
-from detector.training.norms import set_modes
-from detector.training.offload import LEAST, Offload, Placed, is_weight
-from detector.training.optim import choose
-from detector.training.plan import Cut
-from detector.training.precision import DTYPES, choose_device, choose_precision
-from detector.training.setup import Say, equip, indices
-from detector.tuning.capacity import free_memory, resident
-from detector.tuning.crowd import heaviest
-from detector.tuning.fit import CUDA_CONTEXT
-from detector.tuning.search import MODES, SPARE, Trial, cuts, modes_on, size
+from detector.precision import DTYPES, choose_precision
+from detector.run.build import Say, equip, indices
+from detector.step.offload import LEAST, Offload, Placed, is_weight
+from detector.step.optim import choose
+from detector.step.plan import Cut
+from detector.step.statistics import set_modes
 
 WORKSPACE = 256 * 2**20  # bytes that a GPU's libraries want for their algorithms
 ROUNDING = 0.1  # share of the activations that the GPU's allocator loses to rounding and fragments

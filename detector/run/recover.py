@@ -8,12 +8,12 @@ from detector import distributed
 from detector.data.batch import Batch, recut_batches
 from detector.errors import TrainingError
 from detector.memory import OutOfMemoryError
-from detector.training.optim import Rates
-from detector.training.plan import Window, recut
-from detector.training.precision import Precision
-from detector.training.setup import Parts, Say
-from detector.training.state import TrainState
-from detector.training.step import StepReport, train_window
+from detector.precision import Precision
+from detector.run.build import Parts, Say
+from detector.step.optim import Rates
+from detector.step.plan import Window, recut
+from detector.step.state import TrainState
+from detector.step.step import StepReport, train_window
 
 
 @dataclass

@@ -1,7 +1,6 @@
 """A trained detector for use from Python: images in, boxes out."""
 
-import glob
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,13 +13,11 @@ import torch
 from numpy.typing import NDArray
 
 from detector.data.image import Letterbox, letterbox, read_rgb
-from detector.data.index import SUFFIXES
 from detector.errors import DataError
-from detector.evaluation.evaluate import for_inference, infer
-from detector.evaluation.postprocess import postprocess, to_original
+from detector.inference.infer import for_inference, infer
+from detector.inference.postprocess import postprocess, to_original
+from detector.inference.sources import Source, find_images
 from detector.model.network import Network
-
-Source = str | Path | NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -134,29 +131,3 @@ class Detector:
             found = to_original(found, one.placement).cpu()
             boxes, scores, classes = (tensor.numpy() for tensor in found)
             yield Result(boxes, scores, classes, self.names, one.path, one.image)
-
-
-def find_images(sources: Source | Iterable[Source]) -> Iterator[Path | NDArray[np.uint8]]:
-    """Single images of a file, folder, glob, text file of paths, array, or a list of those.
-
-    Paths in a text file are relative to it. Raises DataError where nothing is found.
-    """
-    if isinstance(sources, np.ndarray):
-        yield sources
-    elif isinstance(sources, str | Path):
-        path = Path(sources)
-        if path.is_dir():
-            files = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
-        elif path.suffix.lower() == ".txt" and path.exists():
-            lines = (line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines())
-            files = [path.parent / line for line in lines if line]
-        elif path.exists():
-            files = [path]
-        else:
-            files = sorted(Path(name) for name in glob.glob(str(sources), recursive=True))
-        if not files:
-            raise DataError(f"{sources}: no image there; name an image, a folder of images or a glob in quotes")
-        yield from files
-    else:
-        for source in sources:
-            yield from find_images(source)

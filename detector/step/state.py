@@ -12,10 +12,10 @@ from torch import nn
 
 from detector.errors import CheckpointError
 from detector.loss.criterion import TERMS
-from detector.training.ema import Ema
-from detector.training.plan import Cut
-from detector.training.precision import Precision
-from detector.training.schedule import Leg, Legs
+from detector.precision import Precision
+from detector.step.ema import Ema
+from detector.step.plan import Cut
+from detector.step.schedule import Leg, Legs
 
 
 @dataclass

@@ -22,11 +22,11 @@ from detector import distributed
 from detector.data.batch import Batch
 from detector.loss.criterion import DetectionLoss
 from detector.memory import OutOfMemoryError, attempt
-from detector.training.normalise import Rule
-from detector.training.norms import Statistics, norms_at_rest
-from detector.training.optim import Rates, Undo, set_rates
-from detector.training.plan import Window
-from detector.training.state import TrainState
+from detector.step.optim import Rates, Undo, set_rates
+from detector.step.plan import Window
+from detector.step.state import TrainState
+from detector.step.statistics import Statistics, norms_at_rest
+from detector.step.weighting import Rule
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,8 @@ import torch
 from torch import Tensor
 
 import detector
-from detector.errors import CheckpointError, ConfigError
-from detector.evaluation.predictor import Detector
+from detector.errors import CheckpointError
 from detector.files import replaced, unfinished
-from detector.model.network import Network, network_from_description
-from detector.training.precision import choose_device, choose_precision
 
 FORMAT = 1
 SEAL = b"sha256:"
@@ -138,21 +135,6 @@ def weights_in(path: Path) -> Path:
     return path / "weights" / "best.pt" if path.is_dir() else path
 
 
-def locate(path: Path) -> Path:
-    """The checkpoint to resume from: a run's weights/NAME.pt itself, or its folder's weights/last.pt."""
-    file = path / "weights" / "last.pt" if path.is_dir() else path
-    if not file.exists() and not previous_of(file).exists():
-        if (settings := path / "settings.yaml").exists():
-            raise CheckpointError(
-                f"{file}: no such checkpoint: the run ended before it wrote its first. "
-                f"Start it again with: detector train {settings}"
-            )
-        raise CheckpointError(f"{file}: no such checkpoint; name a run's folder, or a .pt file in its weights/")
-    if file.parent.name != "weights":  # the run goes on in the folder that holds weights/
-        raise CheckpointError(f"{file}: not in a run's weights/; start a new run from it with weights={file}")
-    return file
-
-
 def read_latest(path: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """`read`; where the file is damaged or gone, what it was before (NAME.prev.pt), and this is said."""
     try:
@@ -163,52 +145,3 @@ def read_latest(path: Path, say: Callable[[str], None]) -> dict[str, Any]:
         saved = read(previous_of(path))
         say(f"warning: {error}; going on from {previous_of(path)}")
         return saved
-
-
-def network_of(saved: dict[str, Any], path: Path) -> Network:
-    """The averaged network (`ema`) of a checkpoint."""
-    try:
-        network = network_from_description(saved["description"])
-        network.load_state_dict(saved["ema"])
-    except KeyError as error:
-        raise CheckpointError(f"{path}: holds no {error}") from None
-    except RuntimeError as error:
-        raise CheckpointError(f"{path}: its weights do not fit its description: {error}") from None
-    return network.eval()
-
-
-def load(path: str | Path, device: str | int = "auto", amp: str = "auto") -> Detector:
-    """A trained detector from a checkpoint or a run's folder: `.network`, `.names`, `.predict(...)`.
-
-    device and amp are as in a config: where it runs, and in which precision. Raises CheckpointError for a file that is
-    missing, damaged or of another program.
-    """
-    path = weights_in(Path(path))
-    saved = read(path)
-    target = choose_device(device)
-    network = network_of(saved, path).to(target)
-    precision = choose_precision(amp, target)
-    return Detector(network, tuple(saved["names"]), saved["imgsz"], target, precision.autocast)
-
-
-def start_from(network: Network, path: Path) -> str:
-    """Start `network` from a checkpoint's averaged weights; returns a line that says what was taken.
-
-    With another number of classes the head's class layers stay fresh. Raises ConfigError for another architecture.
-    """
-    saved = read(path)
-    theirs, ours = saved.get("ema", {}), network.state_dict()
-    class_branch = f"model.{len(network.model) - 1}.cv3."
-    same_classes = saved.get("description", {}).get("nc") == network.nc
-    fits = {key: value for key, value in theirs.items() if key in ours and ours[key].shape == value.shape}
-    fresh = sorted(ours.keys() - fits.keys())
-    foreign = [key for key in fresh if same_classes or not key.startswith(class_branch)]
-    if foreign or theirs.keys() - ours.keys():
-        stray = (foreign or sorted(theirs.keys() - ours.keys()))[0]
-        raise ConfigError(
-            f"weights={path}: of another architecture: '{stray}' does not fit. "
-            "Set 'model' to the model these weights were trained with"
-        )
-    network.load_state_dict(fits, strict=False)
-    note = f"; fresh for {network.nc} classes: {len(fresh)} class tensors" if fresh else ""
-    return f"weights of {path.name}: {len(fits)} of {len(ours)} tensors{note}"

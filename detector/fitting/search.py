@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from detector.config import Settings
 from detector.errors import ConfigError
-from detector.training.plan import Cut, nominal_cut
+from detector.step.plan import Cut, nominal_cut
 
 Kept = tuple[Literal["off", "stages", "all"], bool]
 MODES: dict[str, Kept] = {  # values of the settings `checkpoint` and `offload`

@@ -9,13 +9,13 @@ import torch
 from detector.config import Settings
 from detector.data.dataset import ValidationSet
 from detector.errors import ConfigError
-from detector.training.plan import Cut
-from detector.training.setup import Say, indices
-from detector.tuning import trial
-from detector.tuning.capacity import free_memory
-from detector.tuning.crowd import heaviest
-from detector.tuning.search import MODES, SPARE, Trial, cuts, mode_of, modes_on, recommend, search, size
-from detector.tuning.trial import Job
+from detector.fitting import trial
+from detector.fitting.capacity import free_memory
+from detector.fitting.crowd import heaviest
+from detector.fitting.search import MODES, SPARE, Trial, cuts, mode_of, modes_on, recommend, search, size
+from detector.fitting.trial import Job
+from detector.run.build import Say, indices
+from detector.step.plan import Cut
 
 CUDA_CONTEXT = 512 * 2**20  # bytes of a GPU that CUDA takes for itself, before the allocator has any
 LEAST_NORM_BATCH = 8  # images that BatchNorm should see, where they fit

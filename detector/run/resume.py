@@ -4,11 +4,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from detector import distributed
+from detector import checkpoint_file, distributed
 from detector.config import Settings, validated
 from detector.errors import CheckpointError, ConfigError
-from detector.training import checkpoint
-from detector.training.lock import launch_id
+from detector.run.lock import launch_id
 
 # What stays as it was, and why. Everything else can change; a changed setting is applied from the next step on.
 FIXED = {
@@ -63,10 +62,25 @@ def take_up(settings: Settings) -> tuple[Settings, Resume | None]:
     return validated(Settings, values, {}, str(path)), Resume(path, saved, changes, tuple(notes))
 
 
+def locate(path: Path) -> Path:
+    """The checkpoint to resume from: a run's weights/NAME.pt itself, or its folder's weights/last.pt."""
+    file = path / "weights" / "last.pt" if path.is_dir() else path
+    if not file.exists() and not checkpoint_file.previous_of(file).exists():
+        if (settings := path / "settings.yaml").exists():
+            raise CheckpointError(
+                f"{file}: no such checkpoint: the run ended before it wrote its first. "
+                f"Start it again with: detector train {settings}"
+            )
+        raise CheckpointError(f"{file}: no such checkpoint; name a run's folder, or a .pt file in its weights/")
+    if file.parent.name != "weights":  # the run goes on in the folder that holds weights/
+        raise CheckpointError(f"{file}: not in a run's weights/; start a new run from it with weights={file}")
+    return file
+
+
 def read(run: Path, notes: list[str]) -> tuple[Path, dict[str, Any]]:
     """The path and the contents of the checkpoint of a run's folder or file."""
-    path = checkpoint.locate(run)
-    saved = checkpoint.read_latest(path, notes.append)
+    path = locate(run)
+    saved = checkpoint_file.read_latest(path, notes.append)
     if "optimizer" not in saved:
         last = path.parent / "last.pt"
         raise ConfigError(

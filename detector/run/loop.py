@@ -3,22 +3,23 @@
 import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar, cast
 
 import torch
 
-from detector import distributed
+from detector import checkpoint_file, distributed
 from detector.config import Settings
 from detector.data.batch import Batch, blank_batch
 from detector.data.loader import TrainingLoader, training_loader, validation_batches
-from detector.errors import ConfigError, DetectorError, Interrupted
+from detector.errors import DetectorError, Interrupted
 from detector.evaluation.coco import GroundTruth
 from detector.evaluation.evaluate import Evaluation, detect, ground_truth_of, judge
 from detector.files import remove_unfinished
+from detector.folders import create_folder
 from detector.loss.criterion import TERMS
 from detector.model.network import Network
 from detector.model.norm import renorm_limits, set_renorm_limits
@@ -27,17 +28,16 @@ from detector.reporting.progress import Progress
 from detector.reporting.samples import training_batch_image
 from detector.reporting.summary import draw_evaluation
 from detector.reporting.table import format_class_table
-from detector.training import checkpoint
-from detector.training.interrupt import Interruption
-from detector.training.lock import locked
-from detector.training.norms import set_modes
-from detector.training.optim import Rates
-from detector.training.plan import Window, epoch_windows
-from detector.training.recover import Steps
-from detector.training.resume import Resume
-from detector.training.saving import Saver
-from detector.training.setup import Parts, Say, prepare
-from detector.training.state import Best, TrainState
+from detector.run.build import Parts, Say, prepare
+from detector.run.interrupt import Interruption
+from detector.run.lock import locked
+from detector.run.recover import Steps
+from detector.run.resume import Resume
+from detector.run.saving import Saver
+from detector.step.optim import Rates
+from detector.step.plan import Window, epoch_windows
+from detector.step.state import Best, TrainState
+from detector.step.statistics import set_modes
 
 Result = TypeVar("Result")
 
@@ -153,34 +153,6 @@ def begin(settings: Settings, resume: Resume | None, say: Say, stack: ExitStack)
         (folder / "settings.yaml").write_text(parts.settings.to_yaml(), encoding="utf-8")
         say(f"run       {folder}")
     return parts, state, folder
-
-
-def create_folder(project: Path, name: str | None, default: str, exist_ok: bool) -> Path:
-    """A new run folder project/name, or the next free project/default, default2, ...
-
-    Raises ConfigError where the named folder exists and `exist_ok` is off.
-    """
-    project = project.resolve()
-    try:
-        if name is not None:
-            folder = project / name
-            folder.mkdir(parents=True, exist_ok=exist_ok)
-            return folder
-        for number in count(1):
-            folder = project / (default if number == 1 else f"{default}{number}")
-            with suppress(FileExistsError):  # made by another run meanwhile: take the next
-                folder.mkdir(parents=True)
-                return folder
-    except FileExistsError:
-        raise ConfigError(
-            f"{folder}: this run folder exists; choose another name=, go on with resume={folder}, "
-            "or write into it with exist_ok=true"
-        ) from None
-    except OSError as error:
-        raise ConfigError(
-            f"{project}: cannot make a run folder here: {error.strerror}; choose another project="
-        ) from None
-    raise AssertionError("unreachable")
 
 
 def train_epoch(run: Run, steps: Steps, loader: TrainingLoader) -> None:
@@ -307,7 +279,7 @@ def progress_line(row: dict[str, float], state: TrainState, settings: Settings, 
 def finish(run: Run) -> TrainResult:
     """Measure the best checkpoint once more, print its table and draw its curves."""
     parts, saver = run.parts, run.saver
-    weights = checkpoint.read(saver.best)["ema"] if distributed.is_main() else None
+    weights = checkpoint_file.read(saver.best)["ema"] if distributed.is_main() else None
     network = copy.deepcopy(run.state.ema.network)  # the state stays what it is, for whoever saves it
     network.load_state_dict(distributed.from_main(weights))
     evaluation = validate(run, network)

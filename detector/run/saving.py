@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from detector import distributed
+from detector import checkpoint_file, distributed
 from detector.errors import TrainingError
 from detector.reporting.plots import plot_history
 from detector.reporting.table import write_csv
-from detector.training import checkpoint
-from detector.training.setup import Parts, Say
-from detector.training.state import TrainState
+from detector.run.build import Parts, Say
+from detector.step.state import TrainState
 
 # What best.pt holds: the averaged weights and what rebuilds their network, no state to go on from.
 LEAN = ("description", "names", "imgsz", "settings", "metrics", "ema", "epoch")
@@ -92,7 +91,7 @@ class Saver:
             "metrics": state.history[-1] if state.history else {},
             **state.state_dict(),
         }
-        if name := checkpoint.not_finite(contents):
+        if name := checkpoint_file.not_finite(contents):
             raise TrainingError(
                 f"{name} holds values that are not finite, and a run cannot recover from that; nothing was saved. "
                 f"Go on from the last good checkpoint with a lower lr0: detector train resume={self.folder} lr0=..."
@@ -103,7 +102,7 @@ class Saver:
         if not distributed.is_main():
             return
         with self.writing(path):
-            checkpoint.write(path, contents, keep_previous)
+            checkpoint_file.write(path, contents, keep_previous)
 
     @contextmanager
     def writing(self, path: Path) -> Iterator[None]:

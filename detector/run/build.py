@@ -1,6 +1,5 @@
 """What a run is made of, checked and built before anything is written."""
 
-import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -14,21 +13,23 @@ from detector.data.augment import Augmentation
 from detector.data.dataset import TrainingSet, ValidationSet
 from detector.data.description import load_description
 from detector.data.index import Index, build_index
+from detector.data.loader import worker_count
+from detector.device import choose_device
 from detector.errors import CheckpointError, ConfigError
 from detector.loss.criterion import DetectionLoss
+from detector.model.checkpoint import start_from
 from detector.model.network import Network, build_network
 from detector.model.norm import set_norms
-from detector.training import checkpoint
-from detector.training.ema import Ema
-from detector.training.normalise import RULES
-from detector.training.offload import offloaded
-from detector.training.optim import build_optimizer, choose, set_decay
-from detector.training.plan import Cut, count_steps, lr_factor, nominal_cut
-from detector.training.precision import Precision, choose_device, choose_precision
-from detector.training.resume import Resume
-from detector.training.schedule import Leg, Schedule, extended
-from detector.training.state import TrainState
-from detector.training.step import StepRules
+from detector.precision import Precision, choose_precision
+from detector.run.resume import Resume
+from detector.step.ema import Ema
+from detector.step.offload import offloaded
+from detector.step.optim import build_optimizer, choose, set_decay
+from detector.step.plan import Cut, count_steps, lr_factor, nominal_cut
+from detector.step.schedule import Leg, Schedule, extended
+from detector.step.state import TrainState
+from detector.step.step import StepRules
+from detector.step.weighting import RULES
 
 Say = Callable[[str], None]
 
@@ -54,7 +55,7 @@ class Parts:
 
 def prepare(settings: Settings, resume: Resume | None, say: Say) -> tuple[Parts, TrainState]:
     """Everything a run needs, or the user's mistake as an error; `resume` is a checkpoint to go on from."""
-    assert settings.batch != "auto", "the commands choose a number first, see tuning/search.py"
+    assert settings.batch != "auto", "the commands choose a number first, see fitting/search.py"
     device = choose_device(settings.device)
     training, validation = indices(settings, say)
     names = training.names
@@ -103,7 +104,7 @@ def prepared_network(settings: Settings, classes: int, device: torch.device, say
     """
     network = build_network(settings.model, classes, settings.seed)
     if settings.weights and say:
-        say(checkpoint.start_from(network, settings.weights))
+        say(start_from(network, settings.weights))
     equip(network, settings, device)
     network = network.to(device)
     if device.type != "mps":  # measured to help on CPUs and on GPUs with tensor cores
@@ -147,15 +148,6 @@ def training_set(index: Index, settings: Settings) -> TrainingSet:
     return TrainingSet(
         index, settings.imgsz, strengths, settings.seed, settings.epochs, settings.close_mosaic, settings.cache
     )
-
-
-def worker_count(workers: int | str) -> int:
-    """Loader processes of this process: as asked, or its share of the cores, at most 8."""
-    if workers != "auto":
-        return int(workers)
-    here = distributed.local_world_size()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(max(cores // here, 1), 8)
 
 
 def freeze(network: Network, layers: int | list[int]) -> None:

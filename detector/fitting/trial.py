@@ -1,6 +1,6 @@
 """A trial: steps of the real run with one micro-batch and one way of keeping activations, and the memory they take.
 
-On a CPU each trial is a process of its own, `python -m detector.tuning.trial JOB`, so that nothing is left over from
+On a CPU each trial is a process of its own, `python -m detector.fitting.trial JOB`, so that nothing is left over from
 earlier ones and one that wants too much can be ended. On a GPU the allocator does both.
 """
 
@@ -20,19 +20,20 @@ import torch
 from detector.config import Settings
 from detector.data.batch import Batch, Sample, collate
 from detector.data.image import Letterbox
+from detector.device import choose_device
 from detector.distributed import GradientSum
 from detector.errors import ConfigError
 from detector.evaluation.evaluate import detect
+from detector.fitting.capacity import resident
 from detector.memory import OutOfMemoryError, attempt
-from detector.training.ema import Ema
-from detector.training.norms import set_modes
-from detector.training.optim import Rates, build_optimizer, choose
-from detector.training.plan import Window
-from detector.training.precision import choose_device, choose_precision
-from detector.training.setup import prepared_network, step_rules
-from detector.training.state import TrainState
-from detector.training.step import train_window
-from detector.tuning.capacity import resident
+from detector.precision import choose_precision
+from detector.run.build import prepared_network, step_rules
+from detector.step.ema import Ema
+from detector.step.optim import Rates, build_optimizer, choose
+from detector.step.plan import Window
+from detector.step.state import TrainState
+from detector.step.statistics import set_modes
+from detector.step.step import train_window
 
 AT_REST = Rates(0.0, 0.0, 0.9)  # all the work, and weights that stay
 MICRO_BATCHES = 4  # of a trial's window: gradients are there while all but the first run
@@ -190,7 +191,7 @@ def watched(job: Path, out: IO[str], err: IO[str], most: float) -> int:
     """The exit status of a trial's process; it is killed when it has taken `most` bytes, or when we are stopped."""
     # It measures one device for all: nothing of what torchrun says of this process is said of it.
     alone = {key: value for key, value in os.environ.items() if "RANK" not in key and "WORLD_SIZE" not in key}
-    command = [sys.executable, "-m", "detector.tuning.trial", str(job)]
+    command = [sys.executable, "-m", "detector.fitting.trial", str(job)]
     process = subprocess.Popen(command, stdout=out, stderr=err, env=alone)
     try:
         while process.poll() is None:

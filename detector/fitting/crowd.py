@@ -8,7 +8,7 @@ import numpy as np
 from detector.config import Settings
 from detector.data.batch import Sample
 from detector.data.index import Index
-from detector.training.setup import training_set
+from detector.run.build import training_set
 
 IMAGES, EPOCHS = 8, 8  # the most crowded images, and how often a sample is drawn around each
 

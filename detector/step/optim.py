@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from detector.config import Settings
-from detector.training.norms import NORMS
+from detector.step.statistics import NORMS
 
 
 class Choice(NamedTuple):
