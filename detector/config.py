@@ -124,9 +124,6 @@ class StepKeys(Group):
     scale_lr: Annotated[
         Literal["none", "linear", "sqrt"], Field(description="how lr0 grows with windows larger than nbs")
     ] = "linear"
-    normalize: Annotated[
-        Literal["window", "micro"], Field(description="losses per window (exact), or per micro-batch, to compare")
-    ] = "window"
     accumulate_warmup: Annotated[bool, Field(description="ramp the window from one micro-batch during warmup")] = True
     clip_norm: Annotated[Positive, Field(description="largest norm of a step's gradient")] = 10.0
 

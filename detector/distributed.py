@@ -2,9 +2,11 @@
 
 import logging
 import os
+import sys
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import torch
@@ -12,9 +14,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from detector.errors import Interrupted
+from detector.errors import DetectorError, Interrupted, TrainingError
+from detector.memory import OutOfMemoryError, is_out_of_memory
 
 Value = TypeVar("Value")
+
+FAILED = "failed"  # a key of the launch's store: why the first process that gave up did
+POLL = 0.5  # seconds between two looks at it
+GRACE = 5.0  # seconds that a process has to end by itself once another gave up
 
 
 def launched() -> bool:
@@ -56,7 +63,10 @@ def is_main() -> bool:
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
-    """The processes that torchrun started, joined for the time of the context; nothing where there is only one."""
+    """The processes that torchrun started, joined for the time of the context; nothing where there is only one.
+
+    An error that leaves it ends all of them, wherever they wait, and none waits for one that is gone.
+    """
     if not launched() or active():
         yield
         return
@@ -65,68 +75,131 @@ def process_group(device: torch.device) -> Iterator[None]:
     # Torchrun keeps its store when it starts the processes again, and with it the addresses of those that are gone; who
     # meets under them waits for ever. So each start has a part of the store for itself.
     store, rank, size = next(dist.rendezvous("env://"))
-    store = dist.PrefixStore(f"start-{restarts()}", store)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=rank, world_size=size)
+    start = f"start-{restarts()}"
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo", store=dist.PrefixStore(start, store), rank=rank, world_size=size
+    )
+    with watching(dist.PrefixStore(start, launch_store())):
+        yield
+    dist.destroy_process_group()  # not after an error: it may wait for those that do not come
+
+
+@contextmanager
+def watching(store: dist.Store) -> Iterator[None]:
+    """A context whose error is told to the other processes, and which ends this one where another gave up.
+
+    A thread looks at the store: the program may hang in a collective, where nothing else reaches it.
+    """
+    done = threading.Event()
+
+    def watch() -> None:
+        try:
+            while not done.wait(POLL):
+                if store.check([FAILED]):
+                    break
+        except RuntimeError:  # the store is gone, and with it the process that held it
+            pass
+        if not done.wait(GRACE):
+            print(f"process {rank()}: ends because another process did", file=sys.stderr, flush=True)
+            os._exit(2)
+
+    threading.Thread(target=watch, name="watch", daemon=True).start()
     try:
         yield
+    except BaseException:
+        with suppress(RuntimeError):
+            store.set(FAILED, "yes")
+        raise
     finally:
-        dist.destroy_process_group()
+        done.set()
+
+
+def launch_store() -> dist.Store:
+    """The store of torchrun's launch, through a connection of its own; it outlives restarts of the processes."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.TCPStore(address, port, is_master=False, wait_for_workers=False)
+
+
+def remember(key: str, value: str) -> None:
+    """Keep a word for this launch's processes when torchrun starts them again; without torchrun there is no such."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        launch_store().set(f"detector/{key}", value)
+
+
+def recall(key: str) -> str | None:
+    """What an earlier start of this launch remembered; None: nothing, or this is its first."""
+    if not restarts():
+        return None
+    store = launch_store()
+    return store.get(f"detector/{key}").decode() if store.check([f"detector/{key}"]) else None
 
 
 class GradientSum:
     """The gradients of a network's parameters, added up over ranks while the last backward pass of a step still runs.
 
-    This is what DistributedDataParallel does, in chunks from the last layer on, with one thing more: a rank whose
-    backward pass fails can `finish` all the same. It sends what it has, so that no other rank waits for it, and then
-    all can agree to throw the step away. Gradients are views of the chunks, and sums, not means.
+    This is what DistributedDataParallel does, in gradient buckets from the last layer on and without synchronising the
+    micro-batches before the last (`no_sync`), with one thing more: a rank whose backward pass fails sends what it has,
+    so that no other rank waits for it, and then all can agree to throw the step away. Gradients are views of the
+    buckets, and sums, not means.
 
     Alone, there is nothing to add up, and gradients are ordinary ones.
     """
 
-    def __init__(self, network: nn.Module, chunk_bytes: int = 25 * 2**20):
+    def __init__(self, network: nn.Module, bucket_bytes: int = 25 * 2**20):
         self._parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-        self._chunks: list[_Chunk] = []
-        self._chunk_of: dict[nn.Parameter, _Chunk] = {}
+        self._buckets: list[_Bucket] = []
+        self._bucket_of: dict[nn.Parameter, _Bucket] = {}
         self._sent: list[dist.Work] = []
         self._sending = False
         if not active():
             return
-        for chunk in _chunks(self._parameters[::-1], chunk_bytes):
-            self._chunks.append(_Chunk(chunk))
-            self._chunk_of |= dict.fromkeys(chunk, self._chunks[-1])
+        for bucket in _buckets(self._parameters[::-1], bucket_bytes):
+            self._buckets.append(_Bucket(bucket))
+            self._bucket_of |= dict.fromkeys(bucket, self._buckets[-1])
         for parameter in self._parameters:
             parameter.register_post_accumulate_grad_hook(self._added)
 
-    def begin(self) -> None:
-        """Start a step: no gradients yet."""
-        for chunk in self._chunks:
-            chunk.begin()
-        if not self._chunks:
+    @contextmanager
+    def summed(self, apart: bool = True) -> Iterator[None]:
+        """A context for the backward passes of a step, from no gradients to their sums over all ranks.
+
+        Also where it is left by an error: what there is is sent, complete or not, unless ranks are not `apart` but
+        wait for each other inside. Every rank must enter it.
+        """
+        for bucket in self._buckets:
+            bucket.begin()
+        if not self._buckets:
             for parameter in self._parameters:
                 parameter.grad = None
         self._sent, self._sending = [], False
+        try:
+            yield
+        except Exception:
+            if apart:
+                self._finish()
+            raise
+        self._finish()
+
+    def _finish(self) -> None:
+        for bucket in self._buckets[len(self._sent) :]:
+            self._sent.append(bucket.send())
+        for work in self._sent:
+            work.wait()
 
     def send_as_they_come(self) -> None:
         """From here on, which is the last backward pass, a gradient that is added to is complete."""
         self._sending = True
 
-    def finish(self) -> None:
-        """Send what is not sent yet, complete or not, and wait until all are summed; every rank must call it."""
-        for chunk in self._chunks[len(self._sent) :]:
-            self._sent.append(chunk.send())
-        for work in self._sent:
-            work.wait()
-
     def _added(self, parameter: nn.Parameter) -> None:
         if not self._sending:
             return
-        self._chunk_of[parameter].missing -= 1
-        # In the order of the chunks, whatever that of the gradients: all ranks must send the same one at a time.
-        while len(self._sent) < len(self._chunks) and not self._chunks[len(self._sent)].missing:
-            self._sent.append(self._chunks[len(self._sent)].send())
+        self._bucket_of[parameter].missing -= 1
+        # In the order of the buckets, whatever that of the gradients: all ranks must send the same one at a time.
+        while len(self._sent) < len(self._buckets) and not self._buckets[len(self._sent)].missing:
+            self._sent.append(self._buckets[len(self._sent)].send())
 
 
-class _Chunk:
+class _Bucket:
     """Some parameters whose gradients lie in one tensor."""
 
     def __init__(self, parameters: list[nn.Parameter]):
@@ -151,17 +224,17 @@ def _kind(parameter: nn.Parameter) -> dict[str, Any]:
     return {"dtype": parameter.dtype, "device": parameter.device}
 
 
-def _chunks(parameters: Sequence[nn.Parameter], most: int) -> Iterator[list[nn.Parameter]]:
+def _buckets(parameters: Sequence[nn.Parameter], most: int) -> Iterator[list[nn.Parameter]]:
     """The parameters in their order, as lists of one dtype and device and of at most `most` bytes, or of one."""
-    chunk: list[nn.Parameter] = []
+    bucket: list[nn.Parameter] = []
     for parameter in parameters:
-        size = sum(one.nbytes for one in chunk)
-        if chunk and (size + parameter.nbytes > most or _kind(parameter) != _kind(chunk[0])):
-            yield chunk
-            chunk = []
-        chunk.append(parameter)
-    if chunk:
-        yield chunk
+        size = sum(one.nbytes for one in bucket)
+        if bucket and (size + parameter.nbytes > most or _kind(parameter) != _kind(bucket[0])):
+            yield bucket
+            bucket = []
+        bucket.append(parameter)
+    if bucket:
+        yield bucket
 
 
 def largest_of_ranks(number: int, device: torch.device) -> int:
@@ -173,9 +246,26 @@ def largest_of_ranks(number: int, device: torch.device) -> int:
     return int(largest)
 
 
-def on_any_rank(happened: bool, device: torch.device) -> bool:
-    """Whether it happened on any rank, the same answer on each; every rank must call it."""
-    return bool(largest_of_ranks(int(happened), device))
+@contextmanager
+def together(device: torch.device, apart: bool = True) -> Iterator[None]:
+    """A context for what each rank does alone: where it fails on any, it fails on all, at the same place.
+
+    Where memory ran out, and nothing worse happened, all raise OutOfMemoryError; by then what the failed work held is
+    free. Every rank must enter it. With `apart` false ranks wait for each other inside, and an error is raised at once.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as failed:
+        if not apart:
+            raise
+        error = failed.with_traceback(None) if is_out_of_memory(failed) else failed
+    bad = 0 if error is None else 1 if is_out_of_memory(error) else 2
+    worst = largest_of_ranks(bad, device)
+    if worst == 1:
+        raise OutOfMemoryError
+    if worst:
+        fail_together(error)
 
 
 @torch.no_grad()
@@ -201,6 +291,11 @@ def average_over_ranks(tensors: Sequence[Tensor]) -> None:
         torch._foreach_copy_(list(tensors), list(_unflatten_dense_tensors(flat, tensors)))
 
 
+def wait_for_main() -> None:
+    """Wait until the main process is here, too."""
+    from_main(None)
+
+
 def from_main(value: Value) -> Value:
     """The main process's `value`, on every rank."""
     if not active():
@@ -220,12 +315,29 @@ def gather(value: Value) -> list[Value]:
 
 
 def fail_together(error: Exception | None) -> None:
-    """Stop every rank when any has an error, so that none waits for one that is gone; the main one raises it."""
-    errors = [one for one in gather(error) if one is not None]
-    if errors and is_main():
-        raise error or errors[0]
-    if errors:
-        raise SystemExit(2)
+    """Stop every rank when any has an error, so that none waits for one that is gone; every rank must call it.
+
+    The main one raises the error itself or, where it is not the user's to mend, says whose it is; its own rank raises
+    it, too.
+    """
+    if not active():
+        if error is not None:
+            raise error
+        return
+    told = error if error is None or isinstance(error, DetectorError) else _foreign(error)
+    errors = [one for one in gather(told) if one is not None]
+    if not errors:
+        return
+    if error is not None and (is_main() or not isinstance(error, DetectorError)):
+        raise error
+    if is_main():
+        raise errors[0]
+    raise SystemExit(2)
+
+
+def _foreign(error: Exception) -> TrainingError:
+    """An error that may not be one that can be sent, as one that can."""
+    return TrainingError(f"process {rank()} failed: {type(error).__name__}: {error}")
 
 
 def launch(processes: int, arguments: Sequence[str]) -> int:

@@ -22,12 +22,12 @@ SAID = (
 
 
 class OutOfMemoryError(Exception):
-    """Memory ran out in a step, on this rank or on another; all is as it was before."""
+    """Memory ran out, on this rank or on another, in work that all do; what they did of it is undone."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out, on whatever device."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError, OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(one in str(error) for one in SAID)
 

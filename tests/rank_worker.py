@@ -19,13 +19,12 @@ from detector.loss.criterion import DetectionLoss
 from detector.step import offload
 from detector.step.plan import Window, split
 from detector.step.step import StepRules, train_window
-from detector.step.weighting import RULES
 
 
 def main(out: str, windows: list[list[int]], poisoned: int, checkpoint: str = "off") -> None:
     state = new_state(torch.float64)
     criterion = DetectionLoss(state.network.reg_max, state.network.strides)
-    rules = StepRules(criterion, RULES["window"], 1e9)
+    rules = StepRules(criterion, clip_norm=1e9)
     if checkpoint != "off":
         offload.LEAST = 0
         state.network.set_checkpoint(checkpoint)

@@ -16,10 +16,10 @@ from detector.loss.criterion import DetectionLoss
 from detector.run import recover
 from detector.step.plan import Window, split
 from detector.step.step import StepRules
-from detector.step.weighting import RULES
 
 IMAGES, BATCH = 16, 4
-PLACES = [(stage, number) for stage in ("forward", "backward") for number in (1, 2)] + [("optimizer", 1)]
+PLACES = [(stage, number) for stage in ("forward", "backward") for number in (1, 2)]
+PLACES += [("gradient", 1), ("optimizer", 1), ("average", 1)]
 
 
 class Shortage:
@@ -27,41 +27,50 @@ class Shortage:
 
     def __init__(self, state, stage, number):
         self.state, self.number, self.calls = state, number, 0
-        self.step = state.optimizer.step
         if stage == "forward":
             self.hook = state.network.register_forward_pre_hook(self.call)
         elif stage == "backward":  # with the gradients of the later layers added already
             self.hook = state.network.model[2].cv1.conv.weight.register_hook(self.call)
         else:
-            state.optimizer.step = self.stepped
-            self.hook = SimpleNamespace(remove=lambda: setattr(state.optimizer, "step", self.step))
+            owner, name = {
+                "gradient": (state.scaler, "unscale_"),
+                "optimizer": (state.optimizer, "step"),
+                "average": (state.ema, "update"),
+            }[stage]
+            real = getattr(owner, name)
+            setattr(owner, name, lambda *given: (real(*given), self.call()))
+            self.hook = SimpleNamespace(remove=lambda: setattr(owner, name, real))
 
     def call(self, *given):
+        """At the worst moment: all is changed already."""
         self.calls += 1
         if self.calls == self.number:
             raise torch.OutOfMemoryError("CUDA out of memory (not really)")
 
-    def stepped(self, *arguments, **options):
-        """The worst that can happen: all is changed already."""
-        self.step()
-        self.call()
 
-
-def steps_of(state, say=print, batch=BATCH, grow_after=0):
+def run_of(state, say=print, batch=BATCH, grow_after=0):
     criterion = DetectionLoss(state.network.reg_max, state.network.strides)
     settings = SimpleNamespace(batch=batch, grow_after=grow_after, max_bad_steps=10, amp="fp32")
-    parts = SimpleNamespace(settings=settings, rules=StepRules(criterion, RULES["window"], 10.0), device="cpu")
     state.batch = batch
-    return recover.Steps(parts, state, distributed.GradientSum(state.network), "last.pt", say)
+    return SimpleNamespace(
+        settings=settings,
+        state=state,
+        rules=StepRules(criterion, clip_norm=10.0),
+        gradients=distributed.GradientSum(state.network),
+        training=range(IMAGES),
+        device="cpu",
+        last="last.pt",
+        say=say,
+    )
 
 
-def take(steps, seed):
+def take(run, seed):
     """A step on IMAGES random images, as the loader would hand them out."""
     world, rank = distributed.world_size(), distributed.rank()
-    cut = split(range(IMAGES), steps.state.batch, world)
+    cut = split(range(IMAGES), run.state.batch, world)
     whole = random_batch([2, 1, 0, 3] * (IMAGES // 4), seed=seed)
     held = [whole.part(micro[0], micro[-1] + 1) for micro in cut[rank]]
-    return steps.take(Window(0, 0, cut), held, RATES)
+    return recover.take(run, Window(0, 0, cut), held, RATES)
 
 
 def main(out, failing):
@@ -69,12 +78,12 @@ def main(out, failing):
         state = new_state(torch.float64)
         state.network.register_forward_pre_hook(lambda network, images: images[0].double())
         lines, sizes = [], []
-        steps = steps_of(state, lines.append)
+        run = run_of(state, lines.append)
         for seed, (stage, number) in enumerate(PLACES):
             state.batch = BATCH
             mine = distributed.rank() == failing
             shortage = Shortage(state, stage, number if mine else 10**9)
-            assert take(steps, seed).applied
+            assert take(run, seed).applied
             shortage.hook.remove()
             sizes.append(state.batch)
         if distributed.is_main():

@@ -14,7 +14,7 @@ from detector.checkpoint_file import not_finite
 from detector.errors import CheckpointError, ConfigError
 from detector.model.checkpoint import start_from
 from detector.model.network import build_network
-from detector.step.state import TrainState
+from detector.run.state import RunState
 
 
 def trained_state():
@@ -63,7 +63,7 @@ def test_a_restored_state_is_the_saved_one_and_goes_on_like_it(tmp_path):
 def test_every_field_of_the_state_is_saved():
     saved = trained_state().state_dict().keys()
     names = {"network": "model"}
-    assert {names.get(field.name, field.name) for field in dataclasses.fields(TrainState)} | {"ema_steps"} == saved
+    assert {names.get(field.name, field.name) for field in dataclasses.fields(RunState)} | {"ema_steps"} == saved
 
 
 def test_a_checkpoint_without_an_entry_is_refused(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from detector.config import PredictSettings, Settings, load_settings
 from detector.errors import ConfigError
-from detector.step.optim import choose
+from detector.run.build import chosen_optimizer
 
 
 def write(folder, text, name="my.yaml"):
@@ -126,12 +126,12 @@ def test_warmup_leaves_at_least_the_last_epoch():
 
 def test_auto_optimizer_follows_the_length_of_the_run_and_what_was_written_wins():
     auto = load_settings(Settings, None, ["data=d"])
-    assert choose(auto, steps=240, classes=3) == ("AdamW", round(0.01 / 7, 6), 0.9, 0.0)
-    assert choose(auto, steps=10_001, classes=3) == ("SGD", 0.01, 0.9, 0.1)
+    assert chosen_optimizer(auto, 240, 3) == ("AdamW", round(0.01 / 7, 6), 0.9)
+    assert chosen_optimizer(auto, 10_001, 3) == ("SGD", 0.01, 0.9)
     written = load_settings(Settings, None, ["data=d", "lr0=0.02", "momentum=0.8"])
-    assert choose(written, steps=240, classes=3) == ("AdamW", 0.02, 0.8, 0.0)
+    assert chosen_optimizer(written, 240, 3) == ("AdamW", 0.02, 0.8)
     sgd = load_settings(Settings, None, ["data=d", "optimizer=SGD"])
-    assert choose(sgd, steps=240, classes=3) == ("SGD", 0.01, 0.937, 0.1)
+    assert chosen_optimizer(sgd, 240, 3) == ("SGD", 0.01, 0.937)
 
 
 def test_shipped_run_configs_load():

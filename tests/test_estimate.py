@@ -85,7 +85,7 @@ def test_alive_counts_a_storage_once_and_only_while_it_lives():
 def test_standing_bytes_are_those_of_a_real_state(data, optimizer):
     """Gradients, momentum and averages of a step that was really taken."""
     network = prepared_network(tiny(data, "freeze=2"), 2, torch.device("cpu"), None)
-    steps = build_optimizer(network, Choice(optimizer, 0.01, 0.9, 0.0), 0.0)
+    steps = build_optimizer(network, Choice(optimizer, 0.01, 0.9), 0.0)
     for parameter in network.parameters():
         parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
     steps.step()

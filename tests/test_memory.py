@@ -11,6 +11,7 @@ import pytest
 import torch
 from scenes import TINY, cut_batch, random_batch, write_dataset
 from test_distributed import WINDOWS, WORKER, torchrun
+from test_step import RATES
 from test_training import run, weights
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -24,12 +25,11 @@ from detector.model.recompute import rerun
 from detector.precision import Precision
 from detector.step import offload
 from detector.step.ema import Ema
-from detector.step.optim import Choice, Rates, build_optimizer
+from detector.step.optim import Choice, build_optimizer
 from detector.step.plan import Window
 from detector.step.state import TrainState
 from detector.step.statistics import set_modes
 from detector.step.step import StepRules, train_window
-from detector.step.weighting import RULES
 
 BOXES = [2, 9, 0, 3, 1]
 
@@ -47,7 +47,7 @@ def new_state(model=TINY, norm="batch", checkpoint="off", amp="fp32"):
         set_renorm_limits(network, 1.2, 0.3)  # r and d follow the running statistics, some clipped and some not
     set_modes(network, norm == "frozen")
     network.set_checkpoint(checkpoint)
-    optimizer = build_optimizer(network, Choice("SGD", 0.01, 0.9, 0.1), decay=0.0005)
+    optimizer = build_optimizer(network, Choice("SGD", 0.01, 0.9), decay=0.0005)
     state = TrainState(network, Ema(network), optimizer, Precision(amp, "cpu"))
     state.scaler = torch.amp.GradScaler("cpu", init_scale=16.0, enabled=amp == "fp16")
     return state
@@ -58,10 +58,8 @@ def step(state, batch, sizes, keeping=nullcontext):
     micro_batches = cut_batch(batch, sizes)
     samples = tuple(tuple(int(sample) for sample in micro.samples) for micro in micro_batches)
     criterion = DetectionLoss(state.network.reg_max, state.network.strides)
-    rules = StepRules(criterion, RULES["window"], 10.0, keeping)
-    return train_window(
-        state, GradientSum(state.network), rules, Window(0, 0, (samples,)), micro_batches, Rates(0.01, 0.01, 0.9)
-    )
+    rules = StepRules(criterion, clip_norm=10.0, keeping=keeping)
+    return train_window(state, GradientSum(state.network), rules, Window(0, 0, (samples,)), micro_batches, RATES)
 
 
 def outcome(state, reports):

@@ -15,14 +15,15 @@ from test_training import run, same, train, weights
 from detector import checkpoint_file
 from detector.config import Settings, load_settings
 from detector.errors import ConfigError, TrainingError
+from detector.run import saving
 from detector.run.resume import FIXED, take_up
-from detector.run.saving import Saver
+from detector.run.run import Run
 from detector.step.schedule import Leg, Schedule, extended
 
 OTHER = {
     "model": "v11s", "weights": "other.pt", "freeze": 1, "bn": "renorm", "freeze_bn": True, "data": "other.yaml",
     "names": "[a, b]", "cache": True, "device": "cpu:2", "amp": "fp16", "optimizer": "SGD", "nbs_scope": "device",
-    "scale_lr": "sqrt", "normalize": "micro", "project": "elsewhere", "name": "other", "metric": "recall",
+    "scale_lr": "sqrt", "project": "elsewhere", "name": "other", "metric": "recall",
     "checkpoint": "all", "val_batch": 4, "on_save_error": "warn", "extend_lr": "constant-final", "workers": 1,
     "imgsz": 96, "perspective": 0.0005,
 }  # fmt: skip
@@ -192,21 +193,26 @@ def test_a_run_that_breaks_leaves_a_checkpoint_from_before_it_broke(tmp_path, co
     assert checkpoint_file.read(tmp_path / "run" / "weights" / "last.pt")["skipped"] == 0
 
 
+def bare_run(settings, images, folder):
+    """A run without data and device, in a folder that exists."""
+    (folder / "weights").mkdir()
+    run = Run.__new__(Run)
+    run.settings, run.training, run.names, run.folder, run.say = settings, images, ("a",), folder, print
+    return run
+
+
 @pytest.mark.parametrize("name", ["model.1.conv.weight", "model.1.bn.running_var"])
 def test_a_tensor_that_is_not_finite_is_never_saved(tmp_path, name):
-    settings = Settings(data="data.yaml", on_save_error="warn")
-    index = SimpleNamespace(digest="")
-    images = type("Images", (), {"index": index, "__len__": lambda self: 3})()
-    parts = SimpleNamespace(settings=settings, names=("a",), training=images)
-    (tmp_path / "weights").mkdir()
-    saver, state = Saver(tmp_path, parts, print), new_state()
-    saver.save(state)
-    before = saver.last.read_bytes()
+    images = type("Images", (), {"index": SimpleNamespace(digest=""), "__len__": lambda self: 3})()
+    run, state = bare_run(Settings(data="data.yaml", on_save_error="warn"), images, tmp_path), new_state()
+    run.state = state
+    saving.save(run)
+    before = run.last.read_bytes()
     state.network.state_dict()[name].view(-1)[0] = float("inf")
     with pytest.raises(TrainingError, match=f"model.{name} holds values that are not finite"):
-        saver.save(state)
-    assert saver.last.read_bytes() == before
-    assert [file.name for file in saver.last.parent.iterdir()] == ["last.pt"]
+        saving.save(run)
+    assert run.last.read_bytes() == before
+    assert [file.name for file in run.last.parent.iterdir()] == ["last.pt"]
 
 
 @pytest.mark.parametrize(("rule", "status"), [("stop", 2), ("warn", 0)])

@@ -10,10 +10,11 @@ import pytest
 import shortage_worker
 import torch
 from scenes import TINY, cut_batch, random_batch, write_dataset
-from shortage_worker import BATCH, PLACES, Shortage, steps_of, take
+from shortage_worker import BATCH, PLACES, Shortage, run_of, take
 from test_distributed import torchrun
 from test_step import new_state
-from test_training import run, weights
+from test_training import run as detector
+from test_training import weights
 
 from detector import checkpoint_file
 from detector.data.batch import blank_batch, recut_batches
@@ -43,14 +44,14 @@ def test_a_step_without_memory_changes_nothing_to_the_bit(monkeypatch, stage, nu
     """Also not BatchNorm's statistics and the optimizer, whether it has a state yet or not."""
     state = new_state()
     set_modes(state.network, freeze_norms=False)
-    steps = steps_of(state)
+    run = run_of(state)
     if not first:
-        take(steps, seed=0)
+        take(run, seed=0)
     before, counted = everything(state), (state.step, state.skipped, state.ema.steps)
-    monkeypatch.setattr(recover.Steps, "cut_finer", lambda self, window: pytest.fail("cut"))
+    monkeypatch.setattr(recover, "cut_finer", lambda run, window: pytest.fail("cut"))
     Shortage(state, stage, number)
     with pytest.raises(pytest.fail.Exception):
-        take(steps, seed=1)
+        take(run, seed=1)
     after = everything(state)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[key], after[key]) for key in before)
@@ -85,9 +86,9 @@ def test_micro_batches_are_halved_until_they_fit_and_grow_again(monkeypatch):
         return real(state, gradients, rules, window, micro_batches, rates)
 
     monkeypatch.setattr(recover, "train_window", fits_two)
-    steps = steps_of(state, said.append, batch=8, grow_after=3)
+    run = run_of(state, said.append, batch=8, grow_after=3)
     for seed in range(5):
-        assert take(steps, seed).applied
+        assert take(run, seed).applied
     assert sizes == [8, 4, 2, 2, 2, 4, 2, 2]
     assert said[0].startswith("memory    ran out at 8 images a micro-batch: the same 16 images again as 4 x 4")
     assert state.step == 5
@@ -99,7 +100,7 @@ def test_one_image_that_does_not_fit_stops_with_what_would_help(monkeypatch):
 
     monkeypatch.setattr(recover, "train_window", never)
     with pytest.raises(TrainingError, match=r"with one image a micro-batch.*checkpoint=all, offload=true.*last\.pt"):
-        take(steps_of(new_state()), seed=0)
+        take(run_of(new_state()), seed=0)
 
 
 @pytest.mark.parametrize("sizes", [[3, 3, 2], [4, 4], [1] * 8, [8], [5, 3]])
@@ -192,7 +193,7 @@ def common(tmp_path_factory):
 @pytest.mark.slow
 def test_a_process_with_too_little_memory_ends_with_the_weights_of_one_with_enough(tmp_path, common):
     """The allocator's own error at a real limit; and the finer cut is kept, saved, and said on a resume."""
-    assert run("train", *common, f"project={tmp_path}", "name=enough") == 0
+    assert detector("train", *common, f"project={tmp_path}", "name=enough") == 0
     command = [sys.executable, LIMITED, "180", "train", *common, f"project={tmp_path}", "name=little", "save_period=1"]
     give_back = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}  # what is freed, to the system at once
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **give_back})
@@ -207,5 +208,5 @@ def test_a_process_with_too_little_memory_ends_with_the_weights_of_one_with_enou
     batch = checkpoint_file.read(folder / "weights" / "last.pt")["batch"]
     assert batch < 16
     os.replace(folder / "weights" / "epoch1.pt", folder / "weights" / "last.pt")
-    assert run("train", f"resume={folder}") == 0
+    assert detector("train", f"resume={folder}") == 0
     assert checkpoint_file.read(folder / "weights" / "last.pt")["batch"] == batch

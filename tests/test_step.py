@@ -12,17 +12,34 @@ from detector.distributed import GradientSum
 from detector.loss.criterion import BranchLoss, DetectionLoss
 from detector.model.network import build_network
 from detector.precision import Precision
+from detector.run.state import RunState
 from detector.step.ema import Ema
-from detector.step.optim import Choice, Rates, build_optimizer
+from detector.step.optim import Choice, build_optimizer
 from detector.step.plan import Window
-from detector.step.schedule import ema_decay
+from detector.step.schedule import Rates, ema_decay
 from detector.step.state import TrainState
 from detector.step.statistics import set_modes
 from detector.step.step import StepRules, train_window
-from detector.step.weighting import RULES
+from detector.step.weighting import BY_WINDOW
 
 FP32 = Precision("fp32", "cpu")
-RATES = Rates(0.01, 0.01, 0.9)
+GAINS = (7.5, 0.5, 1.5)
+RATES = Rates({"weights": 0.01, "norms": 0.01, "biases": 0.01}, 0.9, [GAINS])
+
+
+class ByMicroBatch:
+    """The usual approximation, to compare with: each micro-batch by its own weight, times its images."""
+
+    def before(self, weight, images, scale):
+        return images / weight.clamp(min=1.0)
+
+    def after(self, weights, images, scale):
+        return torch.ones_like(weights)
+
+
+def total(branch):
+    """The loss of a branch as it is optimised, undivided."""
+    return sum(term * gain for term, gain in zip(branch.terms, GAINS, strict=True))
 
 
 class Double:
@@ -43,11 +60,11 @@ def new_state(dtype=torch.float32, momentum=0.9):
         for branch in network.head.cv3:
             branch[-1].bias.fill_(-1.0)
     set_modes(network, freeze_norms=True)
-    optimizer = build_optimizer(network, Choice("SGD", 0.01, momentum, 0.1), decay=0.0005)
-    return TrainState(network, Ema(network), optimizer, FP32)
+    optimizer = build_optimizer(network, Choice("SGD", 0.01, momentum), decay=0.0005)
+    return RunState(network, Ema(network), optimizer, FP32)
 
 
-def step_of(batch, sizes, dtype=torch.float64, clip_norm=10.0, state=None, scaler=None, normalise="window"):
+def step_of(batch, sizes, dtype=torch.float64, clip_norm=10.0, state=None, scaler=None, weighting=BY_WINDOW):
     """Train one window, cut into micro-batches of these sizes; returns the state and the report."""
     state = state or new_state(dtype)
     if scaler is not None:
@@ -57,7 +74,7 @@ def step_of(batch, sizes, dtype=torch.float64, clip_norm=10.0, state=None, scale
     samples = tuple(tuple(int(sample) for sample in micro.samples) for micro in micro_batches)
     if dtype == torch.float64:
         micro_batches = [Double(micro) for micro in micro_batches]
-    rules = StepRules(criterion, RULES[normalise], clip_norm)
+    rules = StepRules(criterion, clip_norm=clip_norm, weighting=weighting)
     report = train_window(state, GradientSum(state.network), rules, Window(0, 0, (samples,)), micro_batches, RATES)
     return state, report
 
@@ -99,10 +116,10 @@ def test_fp32_gradient_differs_by_rounding_only():
 
 
 def test_normalising_by_micro_batch_is_the_sum_of_their_own_steps_and_not_the_large_batch():
-    """`normalize: micro` is what others do; on the same windows the test above would fail with it."""
+    """That is what others do; on the same windows the test above would fail with it."""
     batch = random_batch(WINDOWS["uneven"])
     whole, _ = step_of(batch, [8], clip_norm=1e9)
-    micro, _ = step_of(batch, [2, 2, 2, 2], clip_norm=1e9, normalise="micro")
+    micro, _ = step_of(batch, [2, 2, 2, 2], clip_norm=1e9, weighting=ByMicroBatch())
     parts = [gradient(step_of(part, [2], clip_norm=1e9)[0]) for part in cut_batch(batch, [2, 2, 2, 2])]
     assert relative(gradient(micro), sum(parts)) < 1e-10
     assert relative(gradient(micro), gradient(whole)) > 0.01
@@ -115,9 +132,9 @@ def test_gradient_is_images_times_that_of_the_mean_loss():
     fresh = new_state(torch.float64)
     criterion = DetectionLoss(fresh.network.reg_max, fresh.network.strides)
     branch = criterion(fresh.network(batch.network_input(torch.float64)), batch)[0]
-    (8 * branch.total / branch.weight).backward()
+    (8 * total(branch) / branch.weight).backward()
     assert relative(gradient(state), gradient(fresh)) < 1e-10
-    assert sum(report.losses) == pytest.approx((branch.total / branch.weight).item(), rel=1e-10)
+    assert sum(report.losses) == pytest.approx((total(branch) / branch.weight).item(), rel=1e-10)
 
 
 def test_the_gradient_is_clipped_once_to_the_norm():
@@ -226,7 +243,7 @@ def test_fp16_overflows_no_sooner_than_with_a_mean():
         if name == "sum":
             step_of(batch, [16] * 4, torch.float32)  # any state: only its scale after a step is wanted
             state.loss_scale = step_of(batch, [16] * 4, torch.float32)[0].loss_scale
-        step_of(batch, [16] * 4, torch.float32, state=state, normalise="window" if name == "sum" else "micro")
+        step_of(batch, [16] * 4, torch.float32, state=state, weighting=BY_WINDOW if name == "sum" else ByMicroBatch())
         largest[name] = max(seen)
     assert largest["sum"] <= largest["mean"]
 
@@ -258,9 +275,7 @@ def toy_criterion(predictions, batch):
     """Weights that differ from row to row, and between the branches."""
     weights = batch.rows.detach().abs().sum(dim=1), batch.rows.detach().square().sum(dim=1)
     sums = [(prediction.square().sum(dim=1) * w).sum() for prediction, w in zip(predictions, weights, strict=True)]
-    return tuple(
-        BranchLoss(total, weight.sum(), total.detach().repeat(3)) for total, weight in zip(sums, weights, strict=True)
-    )
+    return tuple(BranchLoss(total[None], weight.sum()) for total, weight in zip(sums, weights, strict=True))
 
 
 @pytest.mark.parametrize("sizes", [[8], [4, 4], [5, 2, 1]], ids=str)
@@ -269,16 +284,16 @@ def test_each_branch_is_scaled_by_its_own_weight(sizes):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         network = TwoHeads()
-    optimizer = build_optimizer(network, Choice("SGD", 0.01, 0.9, 0.1), decay=0.0)
+    optimizer = build_optimizer(network, Choice("SGD", 0.01, 0.9), decay=0.0)
     state = TrainState(network, Ema(network), optimizer, FP32)
     micro_batches = [ToyBatch(part, torch.arange(len(part))) for part in rows.split(sizes)]
     window = Window(0, 0, (tuple(tuple(range(size)) for size in sizes),))
-    rules = StepRules(toy_criterion, RULES["window"], 1e9)
-    train_window(state, GradientSum(network), rules, window, micro_batches, RATES)
+    rules = StepRules(toy_criterion, clip_norm=1e9)
+    train_window(state, GradientSum(network), rules, window, micro_batches)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         fresh = TwoHeads()
-    loss = sum(8 * branch.total / branch.weight for branch in toy_criterion(fresh(rows), ToyBatch(rows, rows)))
+    loss = sum(8 * branch.terms[0] / branch.weight for branch in toy_criterion(fresh(rows), ToyBatch(rows, rows)))
     loss.backward()
     for ours, theirs in zip(network.parameters(), fresh.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-12, atol=1e-12)

@@ -13,7 +13,7 @@ from detector.device import choose_device, choose_devices
 from detector.errors import ConfigError
 from detector.fitting.fit import choose_batch
 from detector.run import loop
-from detector.run.loop import TrainResult, say_now, together
+from detector.run.loop import TrainResult, say_now
 from detector.run.resume import Resume, take_up
 
 
@@ -48,7 +48,9 @@ def start(settings: Settings, resume: Resume | None) -> TrainResult:
     device = choose_device(settings.device)
     with distributed.process_group(device):
         if settings.batch == "auto":
-            settings = distributed.from_main(together(lambda: measured(settings, device)))
+            with distributed.together(device):
+                settings = measured(settings, device)
+            settings = distributed.from_main(settings)
         return loop.train(settings, resume)
 
 

@@ -31,9 +31,9 @@ from detector.loss.criterion import DetectionLoss
 from detector.model.head import Predictions
 from detector.model.network import Network, load_description
 from detector.precision import DTYPES, choose_precision
-from detector.run.build import Say, equip, indices
+from detector.run.build import chosen_optimizer, equip, indices
+from detector.run.run import Say
 from detector.step.offload import LEAST, Offload, Placed, is_weight
-from detector.step.optim import choose
 from detector.step.plan import Cut
 from detector.step.statistics import set_modes
 
@@ -154,7 +154,7 @@ def count_loss(network: Network, outputs: Predictions, sample: Sample) -> int:
     criterion = DetectionLoss(network.reg_max, network.strides)
     with Alive() as alive:
         (branch,) = criterion(Predictions(boxes, logits, outputs.shapes), targets)
-        branch.total.backward()
+        branch.terms.sum().backward()
     return alive.peak
 
 
@@ -209,7 +209,7 @@ class Estimate:
         counts, outputs, network = count_network(settings, self.classes, cut.batch, self.precision)
         loss = count_loss(network, outputs, self.sample) * cut.batch
         steps = -(-self.images // cut.window) * settings.epochs
-        there = standing(network, choose(settings, steps, self.classes).optimizer)
+        there = standing(network, chosen_optimizer(settings, steps, self.classes).optimizer)
         passing = max(counts.forward, counts.kept + loss, counts.backward, UPDATE * there.weights)
         pixels = cut.batch * 3 * settings.imgsz**2  # as uint8
         return self.allowance() + there.total + pixels + int(passing * (1 + (ROUNDING if self.kind == "cuda" else 0)))

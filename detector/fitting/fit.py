@@ -14,7 +14,8 @@ from detector.fitting.capacity import free_memory
 from detector.fitting.crowd import heaviest
 from detector.fitting.search import MODES, SPARE, Trial, cuts, mode_of, modes_on, recommend, search, size
 from detector.fitting.trial import Job
-from detector.run.build import Say, indices
+from detector.run.build import indices
+from detector.run.run import Say
 from detector.step.plan import Cut
 
 CUDA_CONTEXT = 512 * 2**20  # bytes of a GPU that CUDA takes for itself, before the allocator has any

@@ -27,15 +27,16 @@ from detector.evaluation.evaluate import detect
 from detector.fitting.capacity import resident
 from detector.memory import OutOfMemoryError, attempt
 from detector.precision import choose_precision
-from detector.run.build import prepared_network, step_rules
+from detector.run.build import chosen_optimizer, gains_of, prepared_network, step_rules
 from detector.step.ema import Ema
-from detector.step.optim import Rates, build_optimizer, choose
+from detector.step.optim import build_optimizer
 from detector.step.plan import Window
+from detector.step.schedule import Rates
 from detector.step.state import TrainState
 from detector.step.statistics import set_modes
 from detector.step.step import train_window
 
-AT_REST = Rates(0.0, 0.0, 0.9)  # all the work, and weights that stay
+AT_REST = {"weights": 0.0, "norms": 0.0, "biases": 0.0}  # all the work, and weights that stay
 MICRO_BATCHES = 4  # of a trial's window: gradients are there while all but the first run
 SECONDS, LEAST, MOST = 1.0, 2, 5  # steps are timed for a second, but two at least and five at most
 TRIES = 20  # fp16 finds its loss scale, and only then there are averages and momentum
@@ -98,16 +99,16 @@ def run(job: Job, device: torch.device) -> float:
     network = prepared_network(settings, job.classes, device, None)
     set_modes(network, settings.norm == "frozen")
     steps = -(-job.images // (settings.batch * job.accumulate)) * settings.epochs
-    optimizer = build_optimizer(network, choose(settings, steps, job.classes), settings.weight_decay)
+    optimizer = build_optimizer(network, chosen_optimizer(settings, steps, job.classes), settings.weight_decay)
     state = TrainState(network, Ema(network), optimizer, choose_precision(settings.amp, device))
-    rules = step_rules(settings, network)
+    rules, rates = step_rules(settings, network), Rates(AT_REST, 0.9, gains_of(settings, network))
     gradients = GradientSum(network)
     batch, count = job.batch(), min(max(job.accumulate, 2), MICRO_BATCHES)
     window = Window(0, 0, ((tuple(range(settings.batch)),) * count,))
 
     def step() -> bool:
         on_device = (batch.to(device) for _ in range(count))  # one at a time, as in a run
-        return train_window(state, gradients, rules, window, on_device, AT_REST).applied
+        return train_window(state, gradients, rules, window, on_device, rates).applied
 
     for _ in range(TRIES):
         if step():

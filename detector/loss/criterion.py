@@ -10,8 +10,6 @@ from detector.boxes import anchor_points, ltrb_to_xyxy, xyxy_to_ltrb
 from detector.loss.assign import assign
 from detector.loss.terms import box_sum, class_sum, dfl_sum, expected_ltrb
 
-TERMS = ("box", "cls", "dfl")
-
 
 class RawOutput(Protocol):
     """What a network returns (`detector.model.head.Predictions`)."""
@@ -32,22 +30,20 @@ class Targets(Protocol):
 class BranchLoss(NamedTuple):
     """The loss of one branch of a network over one micro-batch: sums, not yet divided by anything."""
 
-    total: Tensor  # scalar with gradient: the gains' weighted sum of the terms
+    terms: Tensor  # (3,) with gradient: box, cls, dfl
     weight: Tensor  # scalar without gradient: the sum of target scores, what a window's sums are divided by
-    terms: Tensor  # (3,) without gradient: box, cls, dfl, each times its gain
 
 
 class DetectionLoss:
-    """Sum of box * (1 - CIoU), cls * cross-entropy and dfl * distribution focal loss, and the target weight.
+    """Sums of 1 - CIoU, of cross-entropy and of the distribution focal loss, and the target weight.
 
     Adding up sums and weights over micro-batches gives exactly those of the joined batch, because images are assigned
     one by one and nothing here is a mean. Always computed in at least fp32, outside autocast.
     """
 
-    def __init__(self, reg_max: int, strides: Sequence[int], box: float = 7.5, cls: float = 0.5, dfl: float = 1.5):
+    def __init__(self, reg_max: int, strides: Sequence[int]):
         self.reg_max = reg_max
         self.strides = tuple(strides)
-        self.gains = (box, cls, dfl)
 
     def __call__(self, predictions: RawOutput, targets: Targets) -> tuple[BranchLoss, ...]:
         """One BranchLoss per branch of the network, in the order of the network's `branches()`."""
@@ -76,8 +72,7 @@ class DetectionLoss:
             class_sum(logits, goal),
             dfl_sum(picked, xyxy_to_ltrb(target_xyxy, at), given.score),
         )
-        gained = torch.stack([gain * term for gain, term in zip(self.gains, terms, strict=True)])
-        return BranchLoss(gained.sum(), given.score.sum(), gained.detach())
+        return BranchLoss(torch.stack(terms), given.score.sum())
 
 
 def at_least_fp32(x: Tensor) -> Tensor:

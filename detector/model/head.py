@@ -43,6 +43,8 @@ class DFL(nn.Module):
 class Detect(nn.Module):
     """A box branch (`cv2`) and a class branch (`cv3`) for each level, of the given channels and strides."""
 
+    terms = ("box", "cls", "dfl")  # of its loss, by the names of their gains in the settings
+
     def __init__(self, nc: int, channels: Sequence[int], strides: Sequence[int]):
         super().__init__()
         self.nc = nc

@@ -1,8 +1,7 @@
 """What a run is made of, checked and built before anything is written."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -22,46 +21,29 @@ from detector.model.network import Network, build_network
 from detector.model.norm import set_norms
 from detector.precision import Precision, choose_precision
 from detector.run.resume import Resume
+from detector.run.run import Run, Say
+from detector.run.state import RunState
 from detector.step.ema import Ema
 from detector.step.offload import offloaded
-from detector.step.optim import build_optimizer, choose, set_decay
+from detector.step.optim import Choice, build_optimizer, choose, set_decay
 from detector.step.plan import Cut, count_steps, lr_factor, nominal_cut
 from detector.step.schedule import Leg, Schedule, extended
-from detector.step.state import TrainState
 from detector.step.step import StepRules
-from detector.step.weighting import RULES
-
-Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Parts:
-    """What a run is made of besides its state; all of it follows from the settings."""
+def build(settings: Settings, resume: Resume | None, say: Say) -> Run:
+    """A run that is ready to train, or the user's mistake as an error; `resume` is a checkpoint to go on from.
 
-    settings: Settings  # resolved: what `auto` came to is written in
-    device: torch.device
-    schedule: Schedule
-    rules: StepRules
-    training: TrainingSet
-    validation: ValidationSet
-    names: tuple[str, ...]
-    workers: int
-
-    @property
-    def ramp(self) -> float:
-        """Epochs over which the window grows."""
-        return self.schedule.warmup if self.settings.accumulate_warmup else 0.0
-
-
-def prepare(settings: Settings, resume: Resume | None, say: Say) -> tuple[Parts, TrainState]:
-    """Everything a run needs, or the user's mistake as an error; `resume` is a checkpoint to go on from."""
+    Nothing has been written yet.
+    """
     assert settings.batch != "auto", "the commands choose a number first, see fitting/search.py"
+    for line in resume.lines() if resume else ():
+        say(line)
     device = choose_device(settings.device)
     training, validation = indices(settings, say)
     names = training.names
-    per_device = settings.nbs_scope == "device"
-    cut = nominal_cut(settings.nbs, settings.batch, distributed.world_size(), per_device)
-    choice = choose(settings, -(-len(training) // cut.window) * settings.epochs, len(names))
+    cut = planned_cut(settings, len(training))
+    choice = chosen_optimizer(settings, -(-len(training) // cut.window) * settings.epochs, len(names))
     settings = settings.model_copy(
         update={"optimizer": choice.optimizer, "lr0": choice.lr0, "momentum": choice.momentum}
     )
@@ -70,31 +52,57 @@ def prepare(settings: Settings, resume: Resume | None, say: Say) -> tuple[Parts,
     optimizer = build_optimizer(network, choice, weight_decay(settings, cut))
     precision = precision_of(settings, device, resume)
     legs = (Leg(0, settings.epochs, curve_of(settings)),)
-    state = TrainState(network, Ema(network), optimizer, precision, cut=cut, batch=settings.batch, legs=legs)
+    state = RunState(network, Ema(network), optimizer, precision, cut=cut, batch=cut.batch, legs=legs)
     if resume is not None:
         restore(state, resume, training)
         go_on_by(settings, state, resume)
-
-    parts = Parts(
+    return Run(
         settings=settings,
         device=device,
-        schedule=Schedule(
-            legs=state.legs,
-            warmup=settings.warmup(),
-            lr0=settings.lr0 * lr_factor(state.cut, settings.nbs, settings.scale_lr, per_device),
-            lrf=settings.lrf,
-            momentum=settings.momentum,
-            warmup_momentum=settings.warmup_momentum,
-            warmup_bias_lr=choice.warmup_bias_lr,
-        ),
-        rules=step_rules(settings, network),
+        names=names,
         training=training_set(training, settings),
         validation=ValidationSet(validation, settings.imgsz),
-        names=names,
         workers=worker_count(settings.workers),
+        schedule=schedule_of(settings, state),
+        rules=step_rules(settings, network),
+        state=state,
+        gradients=distributed.GradientSum(network),
+        say=say,
     )
-    introduce(parts, state, say)
-    return parts, state
+
+
+def planned_cut(settings: Settings, images: int) -> Cut:
+    """How the windows of a fresh run are cut."""
+    per_device = settings.nbs_scope == "device"
+    return nominal_cut(settings.nbs, settings.batch, distributed.world_size(), per_device, images)
+
+
+def chosen_optimizer(settings: Settings, steps: int, classes: int) -> Choice:
+    """The optimizer of a run of so many steps; with `auto`, an lr0 or momentum that the user wrote wins."""
+    auto, written = settings.optimizer == "auto", settings.model_fields_set
+    lr0 = settings.lr0 if "lr0" in written or not auto else None
+    momentum = settings.momentum if "momentum" in written or not auto else None
+    return choose(settings.optimizer, steps, classes, lr0, momentum)
+
+
+def schedule_of(settings: Settings, state: RunState) -> Schedule:
+    """The rates of a run whose optimizer is chosen."""
+    per_device = settings.nbs_scope == "device"
+    return Schedule(
+        legs=state.legs,
+        warmup=settings.warmup(),
+        lr0=settings.lr0 * lr_factor(state.cut, settings.nbs, settings.scale_lr, per_device),
+        lrf=settings.lrf,
+        momentum=settings.momentum,
+        warmup_momentum=settings.warmup_momentum,
+        warmup_bias_lr=settings.warmup_bias_lr if settings.optimizer == "SGD" else 0.0,
+        gains=gains_of(settings, state.network),
+    )
+
+
+def gains_of(settings: Settings, network: Network) -> list[list[float]]:
+    """The gains of the loss terms, the same for each branch."""
+    return [[getattr(settings, term) for term in network.head.terms]] * len(network.branches())
 
 
 def prepared_network(settings: Settings, classes: int, device: torch.device, say: Say | None) -> Network:
@@ -121,10 +129,12 @@ def equip(network: Network, settings: Settings, device: torch.device) -> None:
 
 def step_rules(settings: Settings, network: Network) -> StepRules:
     """What the settings say of a step, for this network."""
-    criterion = DetectionLoss(network.reg_max, network.strides, settings.box, settings.cls, settings.dfl)
-    keeping = offloaded if settings.offload else nullcontext
-    undo = settings.norm != "sync" or distributed.world_size() == 1
-    return StepRules(criterion, RULES[settings.normalize], settings.clip_norm, keeping, undo)
+    return StepRules(
+        criterion=DetectionLoss(network.reg_max, network.strides),
+        clip_norm=settings.clip_norm,
+        keeping=offloaded if settings.offload else nullcontext,
+        apart=settings.norm != "sync" or distributed.world_size() == 1,
+    )
 
 
 def indices(settings: Settings, say: Say) -> tuple[Index, Index]:
@@ -174,7 +184,7 @@ def curve_of(settings: Settings) -> Literal["linear", "cosine"]:
     return "cosine" if settings.cos_lr else "linear"
 
 
-def go_on_by(settings: Settings, state: TrainState, resume: Resume) -> None:
+def go_on_by(settings: Settings, state: RunState, resume: Resume) -> None:
     """Apply to a restored state the settings that may be others now. ConfigError where there is nothing left to do."""
     if settings.epochs < state.epoch:
         raise ConfigError(
@@ -194,7 +204,7 @@ def go_on_by(settings: Settings, state: TrainState, resume: Resume) -> None:
     set_decay(state.optimizer, weight_decay(settings, state.cut))
 
 
-def restore(state: TrainState, resume: Resume, training: Index) -> None:
+def restore(state: RunState, resume: Resume, training: Index) -> None:
     """Take up a saved state. Raises CheckpointError where it belongs to other images or another network."""
     saved = resume.saved
     if tuple(saved["names"]) != training.names:
@@ -209,38 +219,39 @@ def restore(state: TrainState, resume: Resume, training: Index) -> None:
     state.load_state_dict(saved)
 
 
-def introduce(parts: Parts, state: TrainState, say: Say) -> None:
+def introduce(run: Run) -> None:
     """Print what was chosen, as arithmetic where it is arithmetic."""
-    settings, cut, images, world = parts.settings, state.cut, len(parts.training), distributed.world_size()
+    settings, state, cut, images, say = run.settings, run.state, run.state.cut, len(run.training), run.say
+    world = distributed.world_size()
     parameters = sum(parameter.numel() for parameter in state.network.parameters())
-    steps, total = -(-images // cut.window), count_steps(images, cut, settings.epochs, parts.ramp)
-    boxes = len(parts.training.index.classes)
+    steps, total = -(-images // cut.window), count_steps(images, cut, settings.epochs, run.ramp)
+    boxes = len(run.training.index.classes)
     accumulate = -(-cut.window // (state.batch * world))
     planned = cut.window == state.batch * accumulate * world
     devices = f"{world} {'device' if world == 1 else 'devices'}{'' if planned else ' at most'}"
     decay = f"{settings.weight_decay:g} x {cut.window}/{settings.nbs} = {weight_decay(settings, cut):g}"
-    say(f"model     {settings.model}, {parameters:,} parameters, {len(parts.names)} classes")
-    say(f"data      {images:,} images with {boxes:,} boxes, {len(parts.validation):,} for validation; {settings.data}")
-    say(f"device    {parts.device}, {state.precision.name}, imgsz {settings.imgsz}, {parts.workers} loader processes")
+    say(f"model     {settings.model}, {parameters:,} parameters, {len(run.names)} classes")
+    say(f"data      {images:,} images with {boxes:,} boxes, {len(run.validation):,} for validation; {settings.data}")
+    say(f"device    {run.device}, {state.precision.name}, imgsz {settings.imgsz}, {run.workers} loader processes")
     say(
         f"window    {cut.window} images a step = {state.batch} a micro-batch x {accumulate} accumulated x "
         f"{devices}; {steps:,} steps an epoch, {total:,} in all"
     )
-    rate, factor = parts.schedule.lr0, parts.schedule.lr0 / settings.lr0
+    rate, factor = run.schedule.lr0, run.schedule.lr0 / settings.lr0
     lr0 = f"{settings.lr0:g}"
     if factor != 1:
         lr0 += f" x {factor:g} ({settings.scale_lr}, {cut.window} images a step for {settings.nbs}) = {rate:g}"
     say(f"optimizer {settings.optimizer}, lr0 {lr0}, momentum {settings.momentum:g}, weight decay {decay}")
     for leg in state.legs[1:]:
         say(f"extended  epochs {leg.start} to {leg.end}: lr0 by {leg.curve}")
-    if settings.norm != "batch" or settings.normalize != "window":
-        say(f"norms     bn {settings.norm}, losses normalised by {settings.normalize}")
-    if state.batch < settings.batch:
+    if settings.norm != "batch":
+        say(f"norms     bn {settings.norm}")
+    if state.batch < min(settings.batch, cut.batch):
         say(f"memory    {state.batch} images a micro-batch, because it ran out at more; batch=N tries N again")
     if settings.checkpoint != "off" or settings.offload:
         say(f"memory    checkpoint {settings.checkpoint}, offload {'on' if settings.offload else 'off'}")
-    if warmup := parts.schedule.warmup:
-        ramp = parts.ramp and cut.accumulate > 1
+    if warmup := run.schedule.warmup:
+        ramp = run.ramp and cut.accumulate > 1
         growth = f", window from {cut.batch * cut.devices} to {cut.window} images" if ramp else ""
         say(f"warmup    {warmup:g} epochs: lr from 0 to {rate:g}{growth}")
 

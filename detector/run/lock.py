@@ -4,6 +4,8 @@ A record lock (`lockf`), not `flock`: loader processes, which may live some seco
 """
 
 import os
+import re
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,17 +17,27 @@ try:
 except ImportError:  # Windows has no such locks: there two runs can still be told apart by their names
     fcntl = None
 
+LOCK = ".lock"
 
-def launch_id() -> str:
-    """One word that the processes of a torchrun have in common, those that it started again too; "" without one."""
-    run = os.environ.get("TORCHELASTIC_RUN_ID", "")
-    return f"agent-{os.getppid()}" if run == "none" else run  # "none" is what a torchrun without --rdzv-id is called
+
+def run_id(folder: Path) -> str | None:
+    """The random id of the run in a folder, which it keeps as long as it lives; None: there is no run in it."""
+    try:
+        text = (folder / LOCK).read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = re.search(r"\brun (\w+)", text)
+    return found[1] if found else None
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """A context that holds a run's folder. Raises ConfigError, with the holder's process, where another run does."""
-    with open(folder / ".lock", "a+", encoding="utf-8") as file:
+def locked(folder: Path, identity: str | None = None) -> Iterator[str]:
+    """A context that holds a run's folder, and gives the run's id: `identity`, or a new one.
+
+    Raises ConfigError, with the holder's process, where another process holds it.
+    """
+    identity = identity or uuid.uuid4().hex
+    with open(folder / LOCK, "a+", encoding="utf-8") as file:
         if fcntl is not None:
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -36,7 +48,6 @@ def locked(folder: Path) -> Iterator[None]:
                     "wait for it, stop it, or choose another name="
                 ) from None
         file.truncate(0)
-        started = f" of torchrun {launch_id()}" if launch_id() else ""
-        file.write(f"process {os.getpid()}{started}\n")
+        file.write(f"process {os.getpid()} of run {identity}\n")
         file.flush()
-        yield
+        yield identity

@@ -7,7 +7,12 @@ from typing import Any
 from detector import checkpoint_file, distributed
 from detector.config import Settings, validated
 from detector.errors import CheckpointError, ConfigError
-from detector.run.lock import launch_id
+from detector.run import saving
+from detector.run.lock import run_id
+from detector.run.run import Run
+from detector.run.state import Best, fitness_of
+
+RUN = "run"  # under which torchrun's store keeps the id and the folder of a launch's run
 
 # What stays as it was, and why. Everything else can change; a changed setting is applied from the next step on.
 FIXED = {
@@ -81,6 +86,11 @@ def read(run: Path, notes: list[str]) -> tuple[Path, dict[str, Any]]:
     """The path and the contents of the checkpoint of a run's folder or file."""
     path = locate(run)
     saved = checkpoint_file.read_latest(path, notes.append)
+    if saved["format"] < checkpoint_file.FORMAT:
+        raise CheckpointError(
+            f"resume={path}: written by an earlier version of detector, which kept less of a run; "
+            f"start a new run from its weights with weights={path}"
+        )
     if "optimizer" not in saved:
         last = path.parent / "last.pt"
         raise ConfigError(
@@ -109,14 +119,35 @@ def changed(settings: Settings, before: dict[str, Any]) -> dict[str, tuple[Any, 
 
 def restarted(settings: Settings) -> tuple[Settings, Resume | None]:
     """The same for a run that torchrun starts again (`--max-restarts`): it goes on in the folder that it had."""
-    if not distributed.restarts():
+    identity, _, name = (distributed.recall(RUN) or "").partition(" ")
+    folder = Path(name)
+    if not identity or run_id(folder) != identity:
         return settings, None
-    locks = [lock for lock in settings.project.resolve().glob("*/.lock") if launch_id() in lock.read_text().split()]
-    if not locks:
-        return settings, None
-    folder = max(locks, key=lambda lock: lock.stat().st_mtime).parent
     try:
         path, saved = read(folder, notes := [f"restarted by torchrun: going on with {folder}"])
     except CheckpointError:  # killed before its first checkpoint
-        return settings.model_copy(update={"name": folder.name, "exist_ok": True}), None
+        return settings.model_copy(update={"project": folder.parent, "name": folder.name, "exist_ok": True}), None
     return validated(Settings, saved["settings"], {}, str(path)), Resume(path, saved, notes=tuple(notes))
+
+
+def rewind_best(run: Run, resume: Resume) -> None:
+    """Make best.pt that of the epochs this run has trained, where it is of another future, or behind.
+
+    That future was left by resuming from an earlier checkpoint. Its best weights may be gone: then the best of those
+    that are still there takes their place.
+    """
+    state, weights = run.state, run.folder / "weights"
+    there = {epoch: path for epoch in range(1, state.epoch + 1) if (path := saving.epoch_file(run, epoch)).exists()}
+    if not state.done and state.epoch:
+        there[state.epoch] = resume.path
+    if run.best.exists() and (epoch := checkpoint_file.read(run.best)["epoch"]) <= state.epoch:
+        there[epoch] = run.best
+    best = Best()
+    for epoch in sorted(there) if state.best.epoch not in there else [state.best.epoch]:
+        best.take(epoch, fitness_of(state.history[epoch - 1], run.settings.metric, run.terms))
+    if best.epoch and there[best.epoch] != run.best:
+        saving.save_best(run, checkpoint_file.read(there[best.epoch]))
+        run.say(f"best      {run.best} is that of epoch {best.epoch} again")
+    if best.epoch != state.best.epoch:
+        run.say(f"warning: the weights of epoch {state.best.epoch}, the best until here, are not in {weights} any more")
+        state.best = best

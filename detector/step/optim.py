@@ -1,45 +1,34 @@
 """Optimizers, their parameter groups, and what `optimizer: auto` chooses."""
 
-from collections import defaultdict
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from detector.config import Settings
+from detector.step.schedule import Gains, Rates
 from detector.step.statistics import NORMS
 
 
 class Choice(NamedTuple):
-    """What the settings come to."""
+    """An optimizer and its rates."""
 
     optimizer: str  # SGD or AdamW
     lr0: float
-    momentum: float
-    warmup_bias_lr: float
+    momentum: float  # SGD's, or Adam's first beta
 
 
-class Rates(NamedTuple):
-    """What one step runs at."""
-
-    lr: float
-    bias_lr: float
-    momentum: float
-
-
-def choose(settings: Settings, steps: int, classes: int) -> Choice:
+def choose(optimizer: str, steps: int, classes: int, lr0: float | None = None, momentum: float | None = None) -> Choice:
     """The optimizer of a run. `auto`: SGD at 0.01 for runs of over 10,000 steps, else AdamW at 0.01 / (4 + classes).
 
-    steps: the run's optimizer steps at the nominal window. An lr0 or momentum that the user wrote always wins.
+    steps: the run's optimizer steps at the nominal window. With `auto`, an lr0 or momentum that is None is chosen, too.
     """
-    written = settings.model_fields_set
-    name, lr0, momentum = settings.optimizer, settings.lr0, settings.momentum
-    if name == "auto":
-        long = steps > 10_000
-        name = "SGD" if long else "AdamW"
-        lr0 = lr0 if "lr0" in written else 0.01 if long else round(0.01 / (4 + classes), 6)
-        momentum = momentum if "momentum" in written else 0.9
-    return Choice(name, lr0, momentum, settings.warmup_bias_lr if name == "SGD" else 0.0)
+    if optimizer != "auto":
+        assert lr0 is not None
+        assert momentum is not None
+        return Choice(optimizer, lr0, momentum)
+    long = steps > 10_000
+    chosen = 0.01 if long else round(0.01 / (4 + classes), 6)
+    return Choice("SGD" if long else "AdamW", chosen if lr0 is None else lr0, 0.9 if momentum is None else momentum)
 
 
 def parameter_groups(network: nn.Module) -> dict[str, list[nn.Parameter]]:
@@ -71,34 +60,14 @@ def set_decay(optimizer: torch.optim.Optimizer, decay: float) -> None:
         group["weight_decay"] = decay if group["name"] == "weights" else 0.0
 
 
-class Undo:
-    """What an optimizer's step can change, copied, to put it back."""
-
-    @torch.no_grad()
-    def __init__(self, optimizer: torch.optim.Optimizer):
-        self.optimizer = optimizer
-        self.states = {parameter: dict(state) for parameter, state in optimizer.state.items()}
-        tensors = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        tensors += [value for state in self.states.values() for value in state.values() if isinstance(value, Tensor)]
-        by_device: dict[torch.device, list[Tensor]] = defaultdict(list)  # AdamW counts on the CPU, whatever it trains
-        for tensor in tensors:
-            by_device[tensor.device].append(tensor)
-        # Times one is exact, and a few kernels for all tensors where a clone is one for each.
-        self.before = [(group, torch._foreach_mul(group, 1.0)) for group in by_device.values()]
-
-    @torch.no_grad()
-    def back(self) -> None:
-        """Put everything back, also to an optimizer that had no state yet."""
-        for group, before in self.before:
-            torch._foreach_copy_(group, before)
-        self.optimizer.state.clear()
-        self.optimizer.state.update(self.states)
-
-
-def set_rates(optimizer: torch.optim.Optimizer, rates: Rates) -> None:
+def set_rates(optimizer: torch.optim.Optimizer, rates: Rates | None) -> Gains | None:
+    """Give each parameter group its rate of the moment; returns the gains of the loss terms. None changes nothing."""
+    if rates is None:
+        return None
     for group in optimizer.param_groups:
-        group["lr"] = rates.bias_lr if group["name"] == "biases" else rates.lr
+        group["lr"] = rates.lr[group["name"]]
         if "betas" in group:
             group["betas"] = (rates.momentum, group["betas"][1])
         else:
             group["momentum"] = rates.momentum
+    return rates.gains

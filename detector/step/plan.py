@@ -50,13 +50,18 @@ class Window:
         return len(self.micro_batches[0])
 
 
-def nominal_cut(nbs: int, batch: int, devices: int = 1, per_device: bool = False) -> Cut:
+def nominal_cut(nbs: int, batch: int, devices: int = 1, per_device: bool = False, images: int | None = None) -> Cut:
     """accumulate = max(1, round(nbs / (batch * devices))), halves rounded up.
 
     per_device: nbs is each device's, and the window grows with their number: accumulate = max(1, round(nbs / batch)).
+    images: those of an epoch, which no window exceeds: what follows from its size is that of steps that happen.
     """
     share = batch if per_device else batch * devices
-    return Cut(batch, max(1, int(nbs / share + 0.5)), devices)
+    cut = Cut(batch, max(1, int(nbs / share + 0.5)), devices)
+    if images is None or cut.window <= images:
+        return cut
+    batch = min(batch, -(-images // devices))
+    return Cut(batch, -(-images // (batch * devices)), devices)
 
 
 def lr_factor(cut: Cut, nbs: int, rule: Literal["none", "linear", "sqrt"], per_device: bool = False) -> float:

@@ -5,10 +5,11 @@ ends at, so the first step of a warmup already moves and the last step of a run 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
+Gains = Sequence[Sequence[float]]  # of the loss terms, branch by branch
 Extension = Literal["rescale", "constant-final", "restart-cosine"]
 
 
@@ -45,9 +46,17 @@ def extended(legs: Legs, epochs: int, rule: Extension) -> Legs:
     return (*kept[:-1], replace(kept[-1], end=epochs))
 
 
+class Rates(NamedTuple):
+    """What one step runs at."""
+
+    lr: Mapping[str, float]  # of each parameter group, by its name
+    momentum: float
+    gains: Gains | None = None  # None: all are 1
+
+
 @dataclass(frozen=True)
 class Schedule:
-    """Learning rates and momentum over a run.
+    """Learning rates, momentum and loss gains over a run.
 
     `warmup_bias_lr` is where the biases' rate starts (0 with Adam-like optimizers); all other rates start at 0.
     """
@@ -59,6 +68,13 @@ class Schedule:
     momentum: float
     warmup_momentum: float
     warmup_bias_lr: float
+    gains: Gains | None = None
+
+    def rates(self, progress: float) -> Rates:
+        """What a step that ends at `progress` epochs runs at."""
+        lr = self.lr(progress)
+        groups = {"weights": lr, "norms": lr, "biases": self.lr(progress, bias=True)}
+        return Rates(groups, self.momentum_at(progress), self.gains)
 
     def decay(self, progress: float) -> float:
         """Factor on lr0, from 1 at the start of a leg to lrf at its end."""

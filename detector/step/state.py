@@ -1,9 +1,6 @@
-"""Everything that must survive a crash, and nothing else.
+"""What a step changes, and a checkpoint must hold to take the next one."""
 
-What is derived from the settings (schedules, plans, the data index) is made again. What only this run knows is a field
-here and is saved and restored by name: a field without an entry in the checkpoint is an error, never a fresh start.
-"""
-
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,47 +8,32 @@ import torch
 from torch import nn
 
 from detector.errors import CheckpointError
-from detector.loss.criterion import TERMS
 from detector.precision import Precision
 from detector.step.ema import Ema
-from detector.step.plan import Cut
-from detector.step.schedule import Leg, Legs
-
-
-@dataclass
-class Best:
-    """The best validation so far."""
-
-    fitness: float = -1.0
-    epoch: int = -1
 
 
 @dataclass
 class TrainState:
-    """The living state of a run. Position: `done` images of epoch `epoch` are trained."""
+    """A network in training, with all that one step hands to the next."""
 
     network: nn.Module
     ema: Ema
     optimizer: torch.optim.Optimizer
     precision: Precision
     scaler: torch.amp.GradScaler = field(init=False)
-    epoch: int = 0
-    done: int = 0
     step: int = 0  # applied optimizer steps
     skipped: int = 0  # steps whose gradient was not finite
     skipped_in_a_row: int = 0
     loss_scale: float = 64.0  # about the last window's target weight, a power of two
-    cut: Cut = field(
-        default_factory=lambda: Cut(1, 1)
-    )  # plans the windows; they stay when a run goes on at another batch
-    batch: int = 1  # images of a micro-batch, no more than the settings' `batch`: less where memory ran out
-    legs: Legs = ()  # how the learning rate goes; a new one each time the run is extended
-    loss_sums: list[float] = field(default_factory=lambda: [0.0] * len(TERMS))  # losses * images of this epoch so far
-    best: Best = field(default_factory=Best)
-    history: list[dict[str, float]] = field(default_factory=list)  # one row of metrics an epoch
 
     def __post_init__(self) -> None:
         self.use(self.precision)
+
+    @classmethod
+    def of(cls, network: nn.Module, optimizer: torch.optim.Optimizer, amp: str = "fp32") -> "TrainState":
+        """The state of a network and its optimizer before their first step."""
+        kind = next(network.parameters()).device.type
+        return cls(network, Ema(network), optimizer, Precision(amp, kind))
 
     def use(self, precision: Precision) -> None:
         """Compute in `precision` from the next step on, with a loss scaler of its own."""
@@ -62,6 +44,14 @@ class TrainState:
         scaler = self.precision.scaler()
         scaler.load_state_dict(self.scaler.state_dict())
         self.scaler = scaler
+
+    def count(self, applied: bool, weight: float) -> None:
+        """Take a finished step of this target weight into the counters."""
+        self.step += applied
+        self.skipped += not applied
+        self.skipped_in_a_row = 0 if applied else self.skipped_in_a_row + 1
+        if math.isfinite(weight):
+            self.loss_scale = 2.0 ** round(math.log2(max(weight, 1.0)))
 
     @property
     def device(self) -> torch.device:
@@ -76,18 +66,10 @@ class TrainState:
             "optimizer": self.optimizer.state_dict(),
             "precision": [self.precision.name, self.precision.device_type],
             "scaler": self.scaler.state_dict(),
-            "epoch": self.epoch,
-            "done": self.done,
             "step": self.step,
             "skipped": self.skipped,
             "skipped_in_a_row": self.skipped_in_a_row,
             "loss_scale": self.loss_scale,
-            "cut": [self.cut.batch, self.cut.accumulate, self.cut.devices],
-            "batch": self.batch,
-            "legs": [[leg.start, leg.end, leg.curve] for leg in self.legs],
-            "loss_sums": self.loss_sums,
-            "best": {"fitness": self.best.fitness, "epoch": self.best.epoch},
-            "history": self.history,
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -107,9 +89,5 @@ class TrainState:
         self.ema.steps = saved["ema_steps"]
         if saved["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(saved["scaler"])
-        plain = "epoch", "done", "step", "skipped", "skipped_in_a_row", "loss_scale", "batch", "loss_sums", "history"
-        for name in plain:
+        for name in ("step", "skipped", "skipped_in_a_row", "loss_scale"):
             setattr(self, name, saved[name])
-        self.best = Best(**saved["best"])
-        self.cut = Cut(*saved["cut"])
-        self.legs = tuple(Leg(*leg) for leg in saved["legs"])

@@ -1,4 +1,4 @@
-"""Norm layers in training: which learn statistics, and what several ranks do with them."""
+"""BatchNorm's running statistics in training: which layers learn them, and what several ranks do with them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from torch import nn
 
 from detector import distributed
-from detector.model.network import Network
 
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
@@ -15,12 +14,13 @@ def norm_layers(network: nn.Module) -> list[nn.Module]:
     return [module for module in network.modules() if isinstance(module, NORMS)]
 
 
-def set_modes(network: Network, freeze_norms: bool) -> None:
+def set_modes(network: nn.Module, freeze_norms: bool) -> None:
     """Training mode; but frozen layers, and with `freeze_norms` every norm layer, use and keep running statistics."""
     network.train()
-    for layer in network.model:
-        if not any(parameter.requires_grad for parameter in layer.parameters()):
-            layer.eval()
+    for module in network.modules():
+        parameters = list(module.parameters())
+        if parameters and not any(parameter.requires_grad for parameter in parameters):
+            module.eval()
     if freeze_norms:
         for module in norm_layers(network):
             module.eval()

@@ -1,52 +1,71 @@
-"""THE HEART: one window in, one update out.
+"""THE HEART: one window in, one update out. Gradient accumulation that is exact.
 
 A step is the gradient of one big batch, however the batch is cut. The loss of a window of n images is n * S / N: S the
 terms summed over its images, N its target weight. N carries no gradient, so the gradients of the micro-batches' sums
 add up exactly, and one multiplication at the end, when N is known over all micro-batches and ranks, makes the step's
 gradient. Dividing earlier, by each micro-batch's own N, is what makes accumulation approximate elsewhere.
 
-Accumulate 1, one GPU, many GPUs, CPU, fp16, bf16 and fp32 run through the same lines.
+Accumulate 1, one GPU, many GPUs, CPU, fp16, bf16 and fp32 run through the same lines. Nothing here knows what is
+detected, or that it is a detector: see `StepRules`.
 """
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from detector import distributed
-from detector.data.batch import Batch
-from detector.loss.criterion import DetectionLoss
-from detector.memory import OutOfMemoryError, attempt
-from detector.step.optim import Rates, Undo, set_rates
+from detector.step.optim import set_rates
 from detector.step.plan import Window
+from detector.step.schedule import Rates
 from detector.step.state import TrainState
-from detector.step.statistics import Statistics, norms_at_rest
-from detector.step.weighting import Rule
+from detector.step.statistics import norms_at_rest
+from detector.step.undo import undone_on_failure
+from detector.step.weighting import BY_WINDOW, Weighting, branches_of
+
+
+class LossSums(Protocol):
+    """The loss of one branch of a network over one micro-batch: sums over its images, divided by nothing."""
+
+    terms: Tensor  # (T,) the loss terms, with gradient
+    weight: Tensor  # scalar without gradient: what the sums of a whole window are divided by
+
+
+class Sums(NamedTuple):
+    """`LossSums` as a value."""
+
+    terms: Tensor
+    weight: Tensor
 
 
 @dataclass(frozen=True)
 class StepRules:
-    """What stays the same from step to step."""
+    """What stays the same from step to step, for any network and any kind of batch.
 
-    criterion: DetectionLoss
-    normalise: Rule
-    clip_norm: float
+    `forward(network, batch)` runs under autocast; `criterion(outputs, batch)` turns what it returned into one
+    `LossSums` for each branch of the network; `images(batch)` is how many images of the batch count.
+    """
+
+    criterion: Callable[[Any, Any], Sequence[LossSums]]
+    forward: Callable[[nn.Module, Any], Any] = lambda network, batch: network(batch.network_input())
+    images: Callable[[Any], int] = lambda batch: len(batch.samples)
+    clip_norm: float = float("inf")  # largest norm of a step's gradient
+    weighting: Weighting = BY_WINDOW
     keeping: Callable[[], AbstractContextManager[None]] = nullcontext  # where activations wait, see offload.py
-    undo: bool = True  # whether running out of memory is undone; not with norms that wait for other ranks, see `add_up`
+    apart: bool = True  # whether ranks run alone until gradients are summed; not with SyncBatchNorm
 
 
 class StepReport(NamedTuple):
     """What a step did. The losses are what was optimised: the window's sums per target weight, over all ranks."""
 
-    losses: tuple[float, ...]  # box, cls, dfl
+    losses: tuple[float, ...]  # one a term, times its gain
     weight: float  # the window's target weight
     norm: float  # of the gradient before clipping
     applied: bool  # False: the gradient was not finite, and weights, EMA and optimizer are as before
+    images: int  # that counted, over all ranks
 
 
 def train_window(
@@ -54,43 +73,35 @@ def train_window(
     gradients: distributed.GradientSum,
     rules: StepRules,
     window: Window,
-    micro_batches: Iterable[Batch],
-    rates: Rates,
+    micro_batches: Iterable[Any],
+    rates: Rates | None = None,
 ) -> StepReport:
     """Take the optimizer step of a window.
 
-    `micro_batches` are this rank's, in the window's order, on the device. Raises OutOfMemoryError on all ranks, with
-    the state as it was, where memory ran out on any.
+    `micro_batches` are this rank's, in the window's order, on the device; without `rates` the optimizer keeps its own.
+    Raises OutOfMemoryError on all ranks, with the state as it was, where memory ran out on any.
     """
-    set_rates(state.optimizer, rates)
-    statistics = Statistics(state.network)
+    gains = set_rates(state.optimizer, rates)
+    with undone_on_failure(state) as undo:
+        with distributed.together(state.device, rules.apart), gradients.summed(rules.apart):
+            sums = add_up(state, gradients, rules, window, micro_batches, gains)
+        images, weights, terms = distributed.sum_over_ranks(sums).split((1, 1, sums.shape[1] - 2), dim=1)
+        undo.statistics.average()
 
-    gradients.begin()
-    run = partial(add_up, state, gradients, rules, window, micro_batches)
-    sums = attempt(run) if rules.undo else run()
-    gradients.finish()
-    if distributed.on_any_rank(sums is None, state.device):
-        statistics.back()
-        raise OutOfMemoryError
-
-    totals = distributed.sum_over_ranks(sums)  # (branches, 1 + terms)
-    factors = rules.normalise.after(totals[:, 0], window.images, state.loss_scale)
-    losses = (totals[:, 1:] * factors[:, None]).sum(dim=0) / window.images
-    state.scaler.unscale_(state.optimizer)
-    norm = finish_gradient(state, factors, rules.clip_norm)
-
-    applied = bool(torch.isfinite(norm))
-    if applied and not update(state):
-        statistics.back()
-        raise OutOfMemoryError
-    if applied:
-        statistics.average()
-        state.ema.update(state.network)
-    else:
-        statistics.back()
-    state.scaler.update()
-    count(state, applied, weight := float(totals[:, 0].sum()))
-    return StepReport(tuple(losses.tolist()), weight, float(norm), applied)
+        with distributed.together(state.device):
+            factors = rules.weighting.after(weights[:, 0], images[0], state.loss_scale)
+            losses = (terms * factors[:, None]).sum(dim=0) / images[0]
+            state.scaler.unscale_(state.optimizer)
+            norm = finish_gradient(state, factors, rules.clip_norm)
+            if applied := bool(torch.isfinite(norm) & (images[0, 0] > 0)):
+                undo.remember_weights()
+                state.scaler.step(state.optimizer)
+                state.ema.update(state.network)
+            else:
+                undo.statistics.back()
+            state.scaler.update()
+    state.count(applied, weight := float(weights.sum()))
+    return StepReport(tuple(losses.tolist()), weight, float(norm), applied, int(images[0]))
 
 
 def add_up(
@@ -98,61 +109,48 @@ def add_up(
     gradients: distributed.GradientSum,
     rules: StepRules,
     window: Window,
-    micro_batches: Iterable[Batch],
+    micro_batches: Iterable[Any],
+    gains: Sequence[Sequence[float]] | None,
 ) -> Tensor:
-    """Add up the gradients of a window's micro-batches; returns (branches, 1 + terms), target weights and loss sums.
+    """Accumulate the gradients of a window's micro-batches.
 
-    No rank waits for another here (but in SyncBatchNorm), so that one may fail and still answer afterwards.
+    Returns (branches, 2 + terms) sums: images, target weights and loss terms. No rank waits for another here (but in
+    SyncBatchNorm), so that one may fail and still answer afterwards.
     """
-    sums = []
+    total: Tensor | None = None
     for number, batch in enumerate(micro_batches, start=1):
         if number == window.accumulate:
             gradients.send_as_they_come()
-        with statistics_of(state.network, batch):
+        images = rules.images(batch)
+        with nullcontext() if images else norms_at_rest(state.network):
             with state.precision.autocast(), rules.keeping():
-                predictions = state.network(batch.network_input())
-            branches = rules.criterion(predictions, batch)
-            shares = [rules.normalise.before(one.weight, len(batch.samples), state.loss_scale) for one in branches]
-            loss = sum(branch.total * share for branch, share in zip(branches, shares, strict=True))
+                outputs = rules.forward(state.network, batch)
+            branches = rules.criterion(outputs, batch)
+            rows, loss = [], 0.0
+            for branch, gain in zip(branches, gains or [None] * len(branches), strict=True):
+                share = rules.weighting.before(branch.weight, images, state.loss_scale)
+                terms = gained(branch.terms, gain)
+                loss = loss + terms.sum() * share
+                counted = branch.weight.new_tensor(float(images))
+                rows.append(torch.cat((counted[None], branch.weight[None], terms.detach() * share)))
             state.scaler.scale(loss).backward()
-        rows = [torch.cat((one.weight[None], one.terms * share)) for one, share in zip(branches, shares, strict=True)]
-        sums.append(torch.stack(rows))
-    return torch.stack(sums).sum(dim=0)
+        sums = torch.stack(rows)
+        total = sums if total is None else total + sums
+    return total
+
+
+def gained(terms: Tensor, gains: Sequence[float] | None) -> Tensor:
+    """(T,) terms times their gains; None: all are 1."""
+    return terms if gains is None else torch.stack([one * gain for one, gain in zip(terms, gains, strict=True)])
 
 
 def finish_gradient(state: TrainState, factors: Tensor, clip_norm: float) -> Tensor:
     """Multiply each branch's gradients by its factor, then clip all of them together, once. Returns the norm before."""
     gradients = []
-    for parameters, factor in zip(state.network.branches(), factors, strict=True):
+    for parameters, factor in zip(branches_of(state.network), factors, strict=True):
         branch = [parameter.grad for parameter in parameters if parameter.grad is not None]
         torch._foreach_mul_(branch, factor)
         gradients += branch
     norm = torch.nn.utils.get_total_norm(gradients)
     torch._foreach_mul_(gradients, (clip_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm
-
-
-def update(state: TrainState) -> bool:
-    """Take the optimizer's step; False, with everything as it was, where memory ran out on any rank."""
-    undo = attempt(lambda: Undo(state.optimizer))
-    done = undo is not None and attempt(lambda: [state.scaler.step(state.optimizer)])
-    if not distributed.on_any_rank(not done, state.device):
-        return True
-    if undo is not None:
-        undo.back()
-    state.forget_unscaled()
-    return False
-
-
-def count(state: TrainState, applied: bool, weight: float) -> None:
-    """Take a finished step into the state's counters."""
-    state.step += applied
-    state.skipped += not applied
-    state.skipped_in_a_row = 0 if applied else state.skipped_in_a_row + 1
-    if math.isfinite(weight):
-        state.loss_scale = 2.0 ** round(math.log2(max(weight, 1.0)))
-
-
-def statistics_of(network: nn.Module, batch: Batch) -> AbstractContextManager[None]:
-    """A context in which norm layers learn from the batch, or leave their statistics alone if it is blank."""
-    return nullcontext() if len(batch.samples) else norms_at_rest(network)

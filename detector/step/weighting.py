@@ -1,4 +1,4 @@
-"""How the sums of a window's micro-batches become one gradient. Both rules live here, so that `step.py` has one path.
+"""How the sums of a window's micro-batches become one gradient: the loss normalisation of gradient accumulation.
 
 `before` is the factor on a micro-batch's sums when it is run, `after` the factor on the window's gradient, when the
 target weights are known. Whatever is a constant of the window may stand in either.
@@ -6,15 +6,14 @@ target weights are known. Whatever is a constant of the window may stand in eith
 
 from typing import Protocol
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
-class Rule(Protocol):
+class Weighting(Protocol):
     def before(self, weight: Tensor, images: int, scale: float) -> Tensor | float:
         """Factor on the sums of a micro-batch of `images` images with target weight `weight`; 0 for no images."""
 
-    def after(self, weights: Tensor, images: int, scale: float) -> Tensor:
+    def after(self, weights: Tensor, images: Tensor, scale: float) -> Tensor:
         """(branches,) factors on the gradients of a window of `images` images with these target weights."""
 
 
@@ -28,18 +27,15 @@ class ByWindow:
     def before(self, weight: Tensor, images: int, scale: float) -> Tensor | float:
         return 1 / scale if images else 0.0
 
-    def after(self, weights: Tensor, images: int, scale: float) -> Tensor:
+    def after(self, weights: Tensor, images: Tensor, scale: float) -> Tensor:
         return images * scale / weights.clamp(min=1.0)
 
 
-class ByMicroBatch:
-    """The usual approximation, for comparison: each micro-batch by its own weight, times its images."""
-
-    def before(self, weight: Tensor, images: int, scale: float) -> Tensor | float:
-        return images / weight.clamp(min=1.0)
-
-    def after(self, weights: Tensor, images: int, scale: float) -> Tensor:
-        return torch.ones_like(weights)
+BY_WINDOW = ByWindow()
 
 
-RULES: dict[str, Rule] = {"window": ByWindow(), "micro": ByMicroBatch()}
+def branches_of(network: nn.Module) -> list[list[nn.Parameter]]:
+    """The trainable parameters that each branch of the loss reaches: `network.branches()`, or all in one branch."""
+    if hasattr(network, "branches"):
+        return network.branches()
+    return [[parameter for parameter in network.parameters() if parameter.requires_grad]]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-STEP, RUN, SAVING = "detector.step.step:", "detector.run.loop:", "detector.run.saving:Saver."
+STEP, RUN, SAVING = "detector.step.step:", "detector.run.loop:", "detector.run.saving:"
 
 
 def onto(name: str) -> Callable[..., bool]:

@@ -1,0 +1,67 @@
+"""What a run is: one object that the functions of this room hand to one another."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from detector import distributed
+from detector.config import Settings
+from detector.data.dataset import TrainingSet, ValidationSet
+from detector.evaluation.coco import GroundTruth
+from detector.evaluation.evaluate import ground_truth_of
+from detector.run.interrupt import Interruption
+from detector.run.state import RunState
+from detector.step.schedule import Schedule
+from detector.step.step import StepRules
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Run:
+    """A run of training. What is not its state follows from its settings, and is made again on a resume."""
+
+    settings: Settings  # resolved: what `auto` came to is written in
+    device: torch.device
+    names: tuple[str, ...]  # of the classes
+    training: TrainingSet
+    validation: ValidationSet
+    workers: int  # loader processes
+    schedule: Schedule
+    rules: StepRules
+    state: RunState
+    gradients: distributed.GradientSum
+    say: Say
+    interruption: Interruption = field(default_factory=Interruption)
+    folder: Path = Path()  # known once all else is
+    last_save: float = field(default_factory=time.monotonic)
+    put_off: bool = False  # whether the last epoch's last.pt is still to be written
+
+    @property
+    def last(self) -> Path:
+        """The checkpoint that holds all there is to go on."""
+        return self.folder / "weights" / "last.pt"
+
+    @property
+    def best(self) -> Path:
+        """The averaged weights of the best epoch."""
+        return self.folder / "weights" / "best.pt"
+
+    @property
+    def ramp(self) -> float:
+        """Epochs over which the window grows."""
+        return self.schedule.warmup if self.settings.accumulate_warmup else 0.0
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """The names of the loss terms."""
+        return self.state.network.head.terms
+
+    @cached_property
+    def truth(self) -> GroundTruth:
+        """The true boxes of the validation images."""
+        return ground_truth_of(self.validation.index)
