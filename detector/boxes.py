@@ -1,7 +1,7 @@
 """Box formats, anchor points and the IoU family: pure tensors, any dtype, any device.
 
 Legend: B images, A anchors, N boxes, C classes. A box format is part of a variable's name: `xyxy` are two corners,
-`xywh` centre and size, `ltrb` the distances from an anchor point to the four sides.
+`ltrb` the distances from an anchor point to the four sides.
 """
 
 import math
@@ -9,18 +9,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-
-def xywh_to_xyxy(xywh: Tensor) -> Tensor:
-    """(..., 4) centre and size to (..., 4) corners, in the same unit."""
-    centre, half = xywh[..., :2], xywh[..., 2:] / 2
-    return torch.cat((centre - half, centre + half), dim=-1)
-
-
-def xyxy_to_xywh(xyxy: Tensor) -> Tensor:
-    """(..., 4) corners to (..., 4) centre and size, in the same unit."""
-    low, high = xyxy[..., :2], xyxy[..., 2:]
-    return torch.cat(((low + high) / 2, high - low), dim=-1)
 
 
 def ltrb_to_xyxy(ltrb: Tensor, points: Tensor) -> Tensor:
@@ -31,12 +19,6 @@ def ltrb_to_xyxy(ltrb: Tensor, points: Tensor) -> Tensor:
 def xyxy_to_ltrb(xyxy: Tensor, points: Tensor) -> Tensor:
     """The inverse of `ltrb_to_xyxy`; negative where a point lies outside its box."""
     return torch.cat((points - xyxy[..., :2], xyxy[..., 2:] - points), dim=-1)
-
-
-def clip_xyxy(xyxy: Tensor, height: float, width: float) -> Tensor:
-    """(..., 4) corners, clipped to 0..width and 0..height."""
-    limit = xyxy.new_tensor((width, height, width, height))
-    return torch.minimum(xyxy.clamp(min=0), limit)
 
 
 def anchor_points(

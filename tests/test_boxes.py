@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torchvision.ops import box_convert, complete_box_iou_loss
+from torchvision.ops import complete_box_iou_loss
 
-from detector.boxes import anchor_points, ciou, clip_xyxy, ltrb_to_xyxy, xywh_to_xyxy, xyxy_to_ltrb, xyxy_to_xywh
+from detector.boxes import anchor_points, ciou, ltrb_to_xyxy, xyxy_to_ltrb
 
 coordinates = st.floats(0, 1000, allow_nan=False)
 sides = st.floats(0.5, 500, allow_nan=False)
@@ -17,18 +17,6 @@ box_lists = st.lists(st.tuples(coordinates, coordinates, sides, sides), min_size
 def corners(boxes: list[tuple[float, float, float, float]]) -> Tensor:
     """(N, 4) xyxy of boxes given as x1, y1, width, height, double precision."""
     return torch.tensor([(x, y, x + w, y + h) for x, y, w, h in boxes], dtype=torch.float64)
-
-
-@given(box_lists)
-def test_centre_and_size_round_trip(boxes):
-    xyxy = corners(boxes)
-    torch.testing.assert_close(xywh_to_xyxy(xyxy_to_xywh(xyxy)), xyxy)
-
-
-@given(box_lists)
-def test_centre_and_size_are_torchvisions(boxes):
-    xyxy = corners(boxes)
-    torch.testing.assert_close(xyxy_to_xywh(xyxy), box_convert(xyxy, "xyxy", "cxcywh"))
 
 
 @given(box_lists, coordinates, coordinates)
@@ -41,15 +29,6 @@ def test_side_distances_round_trip_from_any_point(boxes, x, y):
 def test_side_distances_of_a_known_box():
     xyxy = torch.tensor([[1.0, 2.0, 6.0, 9.0]])
     assert xyxy_to_ltrb(xyxy, torch.tensor([[3.0, 3.0]])).tolist() == [[2.0, 1.0, 3.0, 6.0]]
-
-
-@given(box_lists, st.integers(1, 900), st.integers(1, 900))
-def test_clipped_boxes_lie_in_the_image_and_inner_ones_stay(boxes, height, width):
-    xyxy = corners(boxes) - 100
-    clipped = clip_xyxy(xyxy, height, width)
-    for before, after in zip(xyxy.tolist(), clipped.tolist(), strict=True):
-        limits = (width, height, width, height)
-        assert after == [min(max(value, 0.0), limit) for value, limit in zip(before, limits, strict=True)]
 
 
 @settings(max_examples=200)
