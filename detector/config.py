@@ -37,8 +37,8 @@ class ModelKeys(Group):
         int | list[int], Field(description="the first N layers, or a list of layers, stay as they are")
     ] = 0
     bn: Annotated[
-        Literal["batch", "sync", "frozen", "renorm"],
-        Field(description="BatchNorm: by micro-batch, over devices, by running statistics, or renormalised"),
+        Literal["batch", "sync", "frozen"],
+        Field(description="BatchNorm: by micro-batch, over devices, or by running statistics"),
     ] = "batch"
     freeze_bn: Annotated[bool, Field(description="short for bn: frozen")] = False
 

@@ -32,7 +32,7 @@ from detector.step.plan import Window, split
 from detector.step.state import TrainState
 from detector.step.statistics import set_modes
 from detector.step.step import StepRules, train_window
-from detector.step.weighting import RULES
+from detector.step.weighting import ByWindow
 
 CLASSES, BOXES = 80, 8  # boxes an image
 AT_REST = Rates(0.0, 0.0, 0.9)
@@ -48,8 +48,8 @@ class Bench:
         set_modes(network, freeze_norms=False)
         optimizer = build_optimizer(network, Choice("SGD", 0.0, 0.9, 0.0), decay=0.0005)
         self.state = TrainState(network, Ema(network), optimizer, self.precision)
-        criterion = DetectionLoss(network.reg_max, network.strides)
-        self.rules = StepRules(criterion, RULES["window"], clip_norm=10.0)
+        criterion = DetectionLoss(network.head)
+        self.rules = StepRules(criterion, ByWindow(), clip_norm=10.0)
         self.samples = [random_image(number, options.imgsz) for number in range(images)]
 
     def window(self, numbers: Sequence[int], batch: int) -> tuple[Window, list[Batch]]:

@@ -8,6 +8,7 @@ statistics: what it computes from the images that pass together is all that depe
 
 import numpy as np
 import torch
+from gradient_difference import RULES
 
 from detector.data.batch import Sample, collate
 from detector.distributed import GradientSum
@@ -20,7 +21,6 @@ from detector.step.plan import Window, split
 from detector.step.state import TrainState
 from detector.step.statistics import set_modes
 from detector.step.step import StepRules, train_window
-from detector.step.weighting import RULES
 
 IMAGES, SIDE, CLASSES = 8, 96, 80
 BOXES = [1, 9, 0, 3, 14, 0, 0, 5]  # of each image: unevenly, as in real data
@@ -35,13 +35,13 @@ def random_sample(number: int) -> Sample:
     return Sample(image, boxes_xyxy, random.integers(CLASSES, size=BOXES[number]), number)
 
 
-def gradient(batch: int, normalise: str, dtype: torch.dtype) -> torch.Tensor:
-    """The gradient of one step over the images, cut into micro-batches of `batch`."""
+def gradient(batch: int, rule: str, dtype: torch.dtype) -> torch.Tensor:
+    """The gradient of one step over the images, cut into micro-batches of `batch`, normalised by `rule`."""
     network = build_network("v11n", CLASSES, seed=0).to(dtype)
     set_modes(network, freeze_norms=True)
     precision, optimizer = Precision("fp32", "cpu"), build_optimizer(network, Choice("SGD", 0.0, 0.0, 0.0), decay=0.0)
     state = TrainState(network, Ema(network), optimizer, precision)
-    rules = StepRules(DetectionLoss(network.reg_max, network.strides), RULES[normalise], clip_norm=1e9)
+    rules = StepRules(DetectionLoss(network.head), RULES[rule], clip_norm=1e9)
     window = Window(epoch=0, done=0, micro_batches=split(range(IMAGES), batch, devices=1))
     micro_batches = [collate([random_sample(number) for number in micro]) for micro in window.micro_batches[0]]
     network.register_forward_pre_hook(lambda module, images: images[0].to(dtype))
@@ -51,6 +51,6 @@ def gradient(batch: int, normalise: str, dtype: torch.dtype) -> torch.Tensor:
 
 for name, dtype in (("fp32", torch.float32), ("fp64", torch.float64)):
     whole = gradient(8, "window", dtype)
-    for normalise in ("window", "micro"):
-        difference = (gradient(2, normalise, dtype) - whole).abs().max() / whole.abs().max()
-        print(f"{name}, normalize: {normalise:6}  4 x 2 against 1 x 8: {difference:.1e} of the largest gradient")
+    for rule in ("window", "micro"):
+        difference = (gradient(2, rule, dtype) - whole).abs().max() / whole.abs().max()
+        print(f"{name}, normalised by {rule:6}  4 x 2 against 1 x 8: {difference:.1e} of the largest gradient")

@@ -33,9 +33,22 @@ from detector.model.checkpoint import network_of
 from detector.model.network import Network
 from detector.step.plan import Cut, epoch_windows, split
 from detector.step.statistics import set_modes
-from detector.step.weighting import RULES
+from detector.step.weighting import ByWindow, Rule
 
 SIZES = (1, 2, 4, 8, 16)
+
+
+class ByMicroBatch:
+    """The usual approximation: each micro-batch by its own target weight, times its images."""
+
+    def before(self, weight: Tensor, images: int, scale: float) -> Tensor | float:
+        return images / weight.clamp(min=1.0)
+
+    def after(self, weights: Tensor, images: int, scale: float) -> Tensor:
+        return torch.ones_like(weights)
+
+
+RULES: dict[str, Rule] = {"window": ByWindow(), "micro": ByMicroBatch()}
 
 
 class Difference(NamedTuple):
@@ -48,7 +61,7 @@ class Difference(NamedTuple):
 def window_gradients(network: Network, samples: Sequence[Sample], batch: int) -> dict[str, Tensor]:
     """The window's gradient by each rule, cut into micro-batches of `batch`: one backward pass a micro-batch."""
     device = next(network.parameters()).device
-    criterion = DetectionLoss(network.reg_max, network.strides)
+    criterion = DetectionLoss(network.head)
     (parameters,) = network.branches()
     gradients: dict[str, Tensor] = dict.fromkeys(RULES, torch.zeros((), device=device))
     weights = torch.zeros(1, device=device)

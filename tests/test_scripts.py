@@ -45,7 +45,7 @@ def weights(tmp_path_factory):
 
 
 def test_exactness():
-    lines = re.findall(rf"(fp\d\d), normalize: (\w+) .*: ({NUMBER}) of", run("exactness.py"))
+    lines = re.findall(rf"(fp\d\d), normalised by (\w+) .*: ({NUMBER}) of", run("exactness.py"))
     found = {(precision, rule): float(number) for precision, rule, number in lines}
     assert len(found) == 4
     assert found["fp32", "window"] < 1e-5

@@ -195,7 +195,8 @@ def test_weights_of_a_run_start_another(tmp_path, common, capsys):
         (["resume=nowhere"], "nowhere: no such checkpoint"),
         (["device=tpu"], "device=tpu: not a device"),
         (["device=cpu,cpu"], "device=cpu,cpu: several devices"),
-        (["bn=renorm", "freeze_bn=true"], "contradicts bn=renorm"),
+        (["bn=renorm"], "should be 'batch', 'sync' or 'frozen'"),
+        (["bn=sync", "freeze_bn=true"], "contradicts bn=sync"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

@@ -46,7 +46,7 @@ def rerun(module: nn.Module, x: Tensor) -> Tensor:
 class Before:
     """A context in which the norm layers of a module have the statistics of when this object was made.
 
-    Only batch renormalisation computes with them, but all kinds move them, and count. Inside, the layers hold copies;
+    A second run would move them, and count, once more. Inside, the layers hold copies;
     the tensors themselves, which optimizer, average and ranks know, are put back untouched. An error may leave the
     context (torch stops a second run by one, as soon as nothing more is needed), and it may be entered again.
     """
