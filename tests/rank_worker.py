@@ -23,7 +23,7 @@ from detector.step.step import StepRules, train_window
 
 def main(out: str, windows: list[list[int]], poisoned: int, checkpoint: str = "off") -> None:
     state = new_state(torch.float64)
-    criterion = DetectionLoss(state.network.reg_max, state.network.strides)
+    criterion = DetectionLoss(state.network.head)
     rules = StepRules(criterion, clip_norm=1e9)
     if checkpoint != "off":
         offload.LEAST = 0

@@ -49,7 +49,7 @@ class Shortage:
 
 
 def run_of(state, say=print, batch=BATCH, grow_after=0):
-    criterion = DetectionLoss(state.network.reg_max, state.network.strides)
+    criterion = DetectionLoss(state.network.head)
     settings = SimpleNamespace(batch=batch, grow_after=grow_after, max_bad_steps=10, amp="fp32")
     state.batch = batch
     return SimpleNamespace(

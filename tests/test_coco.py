@@ -14,7 +14,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from detector.evaluation.coco import build_ground_truth, evaluate, evaluate_json
-from detector.inference.postprocess import Detections
+from detector.model.selection import Detections
 
 DATA = Path(__file__).parent / "data" / "coco_eval"
 FIELDS = {

@@ -13,7 +13,7 @@ from torch import nn
 from detector.evaluation.coco import build_ground_truth, evaluate
 from detector.evaluation.curves import compute_confusion, compute_curves
 from detector.evaluation.evaluate import evaluate_network, judge
-from detector.inference.postprocess import Detections
+from detector.model.selection import Detections, non_max_suppression
 
 
 def overlap(box, truth, crowd):
@@ -145,7 +145,7 @@ def test_no_detections_and_no_truth_are_no_errors():
 class Answers(nn.Module):
     """Stands for a network: the grey value of an image says which answer to give."""
 
-    reg_max, strides = 1, (8,)
+    head = SimpleNamespace(decode=lambda predictions: predictions, select=non_max_suppression)
 
     def __init__(self, boxes, scores):
         super().__init__()
@@ -174,7 +174,6 @@ def evaluated(monkeypatch, batch, autocast=nullcontext):
     scores = torch.zeros(5, 3, 2).scatter_(2, torch.from_numpy(classes)[..., None], 0.9)
     network = Answers(net, scores).train()
     monkeypatch.setattr("detector.inference.infer.fused", lambda network: network)
-    monkeypatch.setattr("detector.inference.infer.decode", lambda predictions, reg_max, strides: predictions)
     order = [3, 0, 4, 1, 2]
     batches = [
         (

@@ -1,6 +1,7 @@
 """The assigner and the loss against slow loops over dense tables, hand numbers and the joined batch."""
 
 import math
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -17,6 +18,7 @@ STRIDES = (8, 16, 32)
 SHAPES = ((12, 8), (6, 4), (3, 2))
 ANCHORS = sum(height * width for height, width in SHAPES)
 CLASSES, BINS = 3, 16
+HEAD = SimpleNamespace(terms=("box", "cls", "dfl"), reg_max=BINS, strides=STRIDES)
 
 
 class Raw(NamedTuple):
@@ -136,7 +138,7 @@ def test_a_box_smaller_than_a_cell_still_finds_anchors():
 
 def test_assignment_of_an_image_does_not_depend_on_the_batch():
     raw, truth = scene(11)
-    criterion = DetectionLoss(BINS, STRIDES)
+    criterion = DetectionLoss(HEAD)
     whole = criterion(raw, truth)[0]
     alone = []
     for image in range(3):
@@ -194,7 +196,7 @@ def test_without_boxes_only_the_class_term_is_left_and_the_graph_is_connected():
     boxes = raw.boxes.requires_grad_()
     logits = raw.logits.requires_grad_()
     nothing = Truth(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
-    branch = DetectionLoss(BINS, STRIDES)(Raw(boxes, logits, SHAPES), nothing)[0]
+    branch = DetectionLoss(HEAD)(Raw(boxes, logits, SHAPES), nothing)[0]
     branch.terms.sum().backward()
     assert branch.weight.item() == 0
     assert branch.terms[0].item() == branch.terms[2].item() == 0
@@ -203,11 +205,19 @@ def test_without_boxes_only_the_class_term_is_left_and_the_graph_is_connected():
     assert logits.grad.abs().sum() > 0
 
 
+def test_the_head_says_which_terms_there_are_and_in_which_order():
+    raw, truth = scene(4)
+    box, cls, dfl = DetectionLoss(HEAD)(raw, truth)[0].terms.tolist()
+    fewer = SimpleNamespace(terms=("cls", "box"), reg_max=BINS, strides=STRIDES)
+    assert DetectionLoss(fewer)(raw, truth)[0].terms.tolist() == [cls, box]
+    assert len({box, cls, dfl}) == 3
+
+
 def test_half_precision_output_is_computed_in_fp32():
     raw, truth = scene(5, dtype=torch.float32)
     half = Raw(raw.boxes.bfloat16(), raw.logits.bfloat16(), SHAPES)
     full = Raw(half.boxes.float(), half.logits.float(), SHAPES)
-    criterion = DetectionLoss(BINS, STRIDES)
+    criterion = DetectionLoss(HEAD)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         ours = criterion(half, truth)[0]
     assert ours.terms.dtype == torch.float32

@@ -56,7 +56,7 @@ def step(state, batch, sizes, keeping=nullcontext):
     """Train one window, cut into micro-batches of these sizes; returns what it did."""
     micro_batches = cut_batch(batch, sizes)
     samples = tuple(tuple(int(sample) for sample in micro.samples) for micro in micro_batches)
-    criterion = DetectionLoss(state.network.reg_max, state.network.strides)
+    criterion = DetectionLoss(state.network.head)
     rules = StepRules(criterion, clip_norm=10.0, keeping=keeping)
     return train_window(state, GradientSum(state.network), rules, Window(0, 0, (samples,)), micro_batches, RATES)
 

@@ -1,18 +1,25 @@
 """Networks: sizes, names, shapes, starts, folding, decoding and the errors of model descriptions."""
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
 
+from detector import checkpoint_file
 from detector.errors import ConfigError
+from detector.inference.detector import Detector
 from detector.model import description as description_module
 from detector.model.blocks import Attention, C3k, Conv
+from detector.model.checkpoint import start_from
 from detector.model.description import shipped_folder
-from detector.model.head import Predictions
-from detector.model.network import Network, build_network, decode, fused, load_description, network_from_description
+from detector.model.head import Detect, Predictions
+from detector.model.layers import MODULES, Kind, Maps
+from detector.model.network import Network, build_network, fused, load_description, network_from_description
+from detector.model.selection import Detections
 
 V11 = shipped_folder() / "v11.yaml"
 PARAMETERS = {"n": 2_624_080, "s": 9_458_752, "m": 20_114_688, "l": 25_372_160, "x": 56_966_176}
@@ -85,7 +92,7 @@ def test_predictions_of_an_oblong_image_have_a_row_for_every_cell(network, chann
     if channels_last:
         images = images.contiguous(memory_format=torch.channels_last)
     predictions = network(images)
-    assert network.strides == (8, 16, 32)
+    assert network.head.strides == (8, 16, 32)
     assert predictions.shapes == ((8, 20), (4, 10), (2, 5))
     assert predictions.boxes.shape == (2, 4 * 16, 160 + 40 + 10)
     assert predictions.logits.shape == (2, 5, 160 + 40 + 10)
@@ -226,7 +233,7 @@ def test_decoding_is_the_expectation_of_every_side():
     rng = torch.Generator().manual_seed(0)
     shapes, strides, bins = ((2, 3), (1, 2)), (8, 16), 4
     boxes, logits = torch.randn(2, 4 * bins, 8, generator=rng), torch.randn(2, 3, 8, generator=rng)
-    xyxy, scores = decode(Predictions(boxes, logits, shapes), bins, strides)
+    xyxy, scores = Detect(3, (16, 16), strides, reg_max=bins).decode(Predictions(boxes, logits, shapes))
     assert xyxy.shape == (2, 8, 4)
     assert scores.shape == (2, 8, 3)
     for image in range(2):
@@ -253,10 +260,77 @@ def test_decoding_gives_single_precision_whatever_comes_in(network):
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         predictions = network(torch.rand(1, 3, 32, 64))
         assert predictions.boxes.dtype == torch.bfloat16
-        xyxy, scores = decode(predictions, network.reg_max, network.strides)
+        xyxy, scores = network.head.decode(predictions)
     assert xyxy.dtype == scores.dtype == torch.float32
-    expected = decode(predictions._replace(boxes=predictions.boxes.float()), network.reg_max, network.strides)[0]
+    expected = network.head.decode(predictions._replace(boxes=predictions.boxes.float()))[0]
     torch.testing.assert_close(xyxy, expected)
+
+
+# --- heads
+
+
+def test_the_bins_of_a_side_come_from_the_description(content):
+    content["head"][-1] = [[16, 19, 22], 1, "Detect", ["nc", 8]]
+    network = network_from_description({**content, "nc": 3})
+    assert network.head.dfl.conv.weight.flatten().tolist() == list(range(8))
+    with torch.no_grad():
+        predictions = network.eval()(torch.rand(1, 3, 64, 64))
+        xyxy, _ = network.head.decode(predictions)
+    assert predictions.boxes.shape == (1, 32, 84)
+    sides = xyxy[..., 2:] - xyxy[..., :2]
+    largest = torch.tensor([8.0] * 64 + [16.0] * 16 + [32.0] * 4) * 2 * 7  # 7 cells to either side
+    assert (sides > 0).all()
+    assert (sides < largest[None, :, None]).all()
+
+
+class Answering(Detect):
+    """A head of another kind: the class branch has another name, and boxes are selected without suppression."""
+
+    class_branches = ("cv3", "answers")
+
+    def __init__(self, nc, channels, strides):
+        super().__init__(nc, channels, strides, reg_max=16)
+        self.answers = torch.nn.Conv2d(1, nc, 1)
+
+    def select(self, boxes_xyxy, scores, conf, iou, max_det=300, multi_label=True):
+        best, classes = scores.max(dim=2)
+        return [Detections(*one) for one in zip(boxes_xyxy, best, classes, strict=True)]
+
+
+@pytest.fixture
+def answering(monkeypatch, content):
+    """A description with that head."""
+
+    def build(site, nc: int):
+        return Answering(nc, *zip(*site.inputs, strict=True)), Maps(0, 0)
+
+    monkeypatch.setitem(MODULES, "Answering", Kind(build, many=True, head=True))
+    content["head"][-1] = [[16, 19, 22], 1, "Answering", ["nc"]]
+    return content
+
+
+def test_a_head_of_another_kind_is_built_in_the_last_place_alone(answering):
+    assert isinstance(network_from_description({**answering, "nc": 3}).head, Answering)
+    answering["head"][-2] = answering["head"][-1]
+    with pytest.raises(ConfigError, match=r"layer 22: Answering: the last layer, .* is a head \(Detect, Answering\)"):
+        network_from_description({**answering, "nc": 3})
+
+
+def test_a_head_selects_its_detections_itself(answering):
+    network = network_from_description({**answering, "nc": 3}).eval()
+    image = np.zeros((64, 64, 3), np.uint8)
+    detector = Detector(network, ("a", "b", "c"), 64, torch.device("cpu"), nullcontext)
+    assert len(detector.predict(image, conf=0.9)[0]) == 84  # every anchor, whatever its score
+
+
+def test_a_head_says_which_layers_depend_on_the_classes(answering, tmp_path):
+    old = network_from_description({**answering, "nc": 3})
+    saved = {"ema": old.state_dict(), "description": old.description}
+    path = tmp_path / "old.pt"
+    checkpoint_file.write(path, saved)
+    new = network_from_description({**answering, "nc": 5})
+    assert "fresh for 5 classes" in start_from(new, path)
+    assert torch.equal(new.model[0].conv.weight, old.model[0].conv.weight)
 
 
 # --- names, paths and their errors
@@ -336,8 +410,14 @@ def test_a_misspelt_path_is_named_with_the_nearest(tmp_path):
             [[-1, 6], 1, "Concat", [2]],
             "Concat joins maps of one stride along dimension 1, not strides [16] along 2",
         ),
-        (16, [[4, 6], 1, "Detect", ["nc"]], "Detect: the last layer, and no other, is Detect"),
-        (23, [-1, 1, "Conv", [64]], "Conv: the last layer, and no other, is Detect"),
+        (23, [[16, 19, 22], 1, "Detect", ["nc", 1]], "reg_max 1: the distance to a side is a distribution over 2 bins"),
+        (
+            23,
+            [[16, 19, 22], 1, "Detect", ["nc", 16, 3]],
+            "Detect takes (nc: int, reg_max: int = 16), not the 3",
+        ),
+        (16, [[4, 6], 1, "Detect", ["nc"]], "Detect: the last layer, and no other, is a head (Detect)"),
+        (23, [-1, 1, "Conv", [64]], "Conv: the last layer, and no other, is a head (Detect)"),
     ],
 )
 def test_a_wrong_layer_is_named_with_what_would_be_right(tmp_path, content, layer, change, message):

@@ -1,4 +1,4 @@
-"""Post-processing against a slow greedy NMS written from the rule."""
+"""Non-maximum suppression against a slow greedy NMS written from the rule."""
 
 from types import SimpleNamespace
 
@@ -6,8 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from detector.inference.postprocess import Detections, postprocess, to_original
+from detector.inference.postprocess import to_original
+from detector.model.selection import Detections, _greedy, non_max_suppression
 
 
 def iou_of(a: list[float], b: list[float]) -> float:
@@ -46,7 +51,7 @@ def random_input(seed, images, anchors, classes, levels=None):
 
 
 def assert_equal_to_slow(boxes, scores, conf, iou, max_det, multi_label):
-    results = postprocess(boxes, scores, conf, iou, max_det, multi_label)
+    results = non_max_suppression(boxes, scores, conf, iou, max_det, multi_label)
     for b, found in enumerate(results):
         expected = slow(boxes[b], scores[b], conf, iou, max_det, multi_label)
         assert found.classes.tolist() == [c for _, _, c in expected]
@@ -74,7 +79,7 @@ def test_equals_greedy_nms_one_by_one(seed, anchors, classes, levels, multi_labe
 def test_growing_prefixes_keep_what_nms_of_all_candidates_keeps(monkeypatch, levels, max_det):
     boxes, scores = random_input(3, 1, 300, 2, levels)
     scores[:, :150] *= 0.99  # more distinct values
-    monkeypatch.setattr("detector.inference.postprocess.FIRST_PREFIX", 7)
+    monkeypatch.setattr("detector.model.selection.FIRST_PREFIX", 7)
     assert_equal_to_slow(boxes, scores, 0.001, 0.3, max_det, True)
 
 
@@ -86,16 +91,16 @@ def test_every_anchor_and_class_passing_is_exact():
 def test_does_not_depend_on_the_batch():
     boxes, scores = random_input(1, 4, 60, 3, levels=5)
     boxes[3] *= 1000  # a neighbour with huge coordinates must not cost the others digits
-    together = postprocess(boxes, scores, 0.001, 0.7)
+    together = non_max_suppression(boxes, scores, 0.001, 0.7)
     for b, found in enumerate(together):
-        alone = postprocess(boxes[b : b + 1], scores[b : b + 1], 0.001, 0.7)[0]
+        alone = non_max_suppression(boxes[b : b + 1], scores[b : b + 1], 0.001, 0.7)[0]
         assert all(torch.equal(x, y) for x, y in zip(found, alone, strict=True))
 
 
 def test_confidence_floor_is_inclusive_and_nothing_found_is_empty():
     boxes, scores = torch.tensor([[[0.0, 0, 9, 9], [20, 20, 30, 30]]]), torch.tensor([[[0.5], [0.4]]])
-    assert postprocess(boxes, scores, 0.5, 0.7)[0].scores.tolist() == [0.5]
-    nothing = postprocess(boxes, scores, 0.6, 0.7)[0]
+    assert non_max_suppression(boxes, scores, 0.5, 0.7)[0].scores.tolist() == [0.5]
+    nothing = non_max_suppression(boxes, scores, 0.6, 0.7)[0]
     assert nothing.boxes_xyxy.shape == (0, 4)
     assert nothing.scores.shape == (0,)
     assert nothing.classes.dtype == torch.int64
@@ -105,16 +110,41 @@ def test_classes_do_not_suppress_each_other_without_loss_of_digits():
     box = torch.tensor([[[0.1, 0.2, 10.3, 10.4]] * 2])
     scores = torch.zeros(1, 2, 80)
     scores[0, 0, 79], scores[0, 1, 3] = 0.9, 0.8
-    found = postprocess(box, scores, 0.1, 0.5)[0]
+    found = non_max_suppression(box, scores, 0.1, 0.5)[0]
     assert found.classes.tolist() == [79, 3]
     assert torch.equal(found.boxes_xyxy, box[0])
+
+
+def test_boxes_beyond_the_edge_do_not_meet_those_of_another_class():
+    """An offset of the classes by the largest coordinate alone would lay the first box of class 1 over that of 0."""
+    box = torch.tensor([[[0.0, 0, 99, 99], [-100.0, -100, -1, -1]]])
+    scores = torch.tensor([[[0.9, 0.0], [0.0, 0.8]]])
+    assert non_max_suppression(box, scores, 0.1, 0.5)[0].classes.tolist() == [0, 1]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of torchvision's own rule for fake tensors
+def test_a_device_without_double_precision_sees_none():
+    """Apple's mps, say: suppression runs on the host, by the same rule."""
+    seen = set()
+
+    class Watched(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            made = function(*args, **(kwargs or {}))
+            seen.update((one.device.type, one.dtype) for one in tree_leaves(made) if isinstance(one, torch.Tensor))
+            return made
+
+    with Watched(), FakeTensorMode(shape_env=ShapeEnv()):
+        boxes, classes = torch.empty(5, 4, device="mps"), torch.empty(5, dtype=torch.int64, device="mps")
+        assert _greedy(boxes, classes, 0.5).device.type == "mps"
+    assert ("cpu", torch.float64) in seen
+    assert ("mps", torch.float64) not in seen
 
 
 def test_values_that_are_not_finite_give_nothing():
     boxes = torch.tensor([[[0.0, 0, 9, 9], [0, 0, float("inf"), 9], [20, 20, 30, float("nan")], [40, 40, 50, 50]]])
     scores = torch.tensor([[[0.5], [0.9], [0.9], [float("nan")]]])
     for multi_label in (True, False):
-        assert postprocess(boxes, scores, 0.001, 0.7, multi_label=multi_label)[0].scores.tolist() == [0.5]
+        assert non_max_suppression(boxes, scores, 0.001, 0.7, multi_label=multi_label)[0].scores.tolist() == [0.5]
 
 
 def test_to_original_undoes_the_letterbox_and_clips():

@@ -17,7 +17,7 @@ from detector.errors import DataError
 from detector.evaluation.coco import build_ground_truth
 from detector.evaluation.curves import ConfusionMatrix, compute_curves
 from detector.evaluation.evaluate import judge
-from detector.inference.postprocess import Detections
+from detector.model.selection import Detections
 from detector.reporting.draw import class_colour, draw_boxes, grid, save_image
 from detector.reporting.plots import DPI, plot_confusion, plot_f1, plot_history, plot_pr
 from detector.reporting.progress import Progress, clock, process_memory

@@ -69,7 +69,7 @@ def step_of(batch, sizes, dtype=torch.float64, clip_norm=10.0, state=None, scale
     state = state or new_state(dtype)
     if scaler is not None:
         state.scaler = scaler
-    criterion = DetectionLoss(state.network.reg_max, state.network.strides)
+    criterion = DetectionLoss(state.network.head)
     micro_batches = cut_batch(batch, sizes)
     samples = tuple(tuple(int(sample) for sample in micro.samples) for micro in micro_batches)
     if dtype == torch.float64:
@@ -130,7 +130,7 @@ def test_gradient_is_images_times_that_of_the_mean_loss():
     batch = random_batch(WINDOWS["uneven"])
     state, report = step_of(batch, [3, 3, 2], clip_norm=1e9)
     fresh = new_state(torch.float64)
-    criterion = DetectionLoss(fresh.network.reg_max, fresh.network.strides)
+    criterion = DetectionLoss(fresh.network.head)
     branch = criterion(fresh.network(batch.network_input(torch.float64)), batch)[0]
     (8 * total(branch) / branch.weight).backward()
     assert relative(gradient(state), gradient(fresh)) < 1e-10

@@ -16,7 +16,7 @@ import numpy as np
 from faster_coco_eval import COCO, COCOeval_faster
 from numpy.typing import ArrayLike, NDArray
 
-from detector.inference.postprocess import Detections
+from detector.model.selection import Detections
 
 MAX_DETECTIONS = (1, 10, 100)
 AREAS = ("all", "small", "medium", "large")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from detector.evaluation.coco import GroundTruth
 from detector.evaluation.matching import Flat, flatten, match_by_overlap, match_by_score, overlapping_pairs
-from detector.inference.postprocess import Detections
+from detector.model.selection import Detections
 
 CURVE_IOU = 0.5
 CONFUSION_CONFIDENCE = 0.25

@@ -17,8 +17,9 @@ from detector.evaluation import coco
 from detector.evaluation.coco import CocoMetrics, GroundTruth, build_ground_truth
 from detector.evaluation.curves import ConfusionMatrix, Curves, compute_confusion, compute_curves
 from detector.inference.infer import for_inference, infer_what_fits
-from detector.inference.postprocess import Detections, postprocess, to_original
+from detector.inference.postprocess import to_original
 from detector.model.network import Network
+from detector.model.selection import Detections
 
 if TYPE_CHECKING:
     from detector.data.dataset import Letterbox
@@ -135,7 +136,7 @@ def detect(
                 found = [
                     one
                     for boxes_xyxy, scores in outputs
-                    for one in postprocess(boxes_xyxy, scores, conf, iou, max_det, multi_label)
+                    for one in worker.head.select(boxes_xyxy, scores, conf, iou, max_det, multi_label)
                 ]
                 found = [to_original(one, box).cpu() for one, box in zip(found, letterboxes, strict=True)]
         yield from zip(indices, found, strict=True)

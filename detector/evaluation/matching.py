@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detector.evaluation.coco import GroundTruth
-from detector.inference.postprocess import Detections
+from detector.model.selection import Detections
 
 
 class Flat(NamedTuple):

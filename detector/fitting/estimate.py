@@ -151,7 +151,7 @@ def count_loss(network: Network, outputs: Predictions, sample: Sample) -> int:
         for one in (outputs.boxes, outputs.logits)
     )
     targets = collate([sample])
-    criterion = DetectionLoss(network.reg_max, network.strides)
+    criterion = DetectionLoss(network.head)
     with Alive() as alive:
         (branch,) = criterion(Predictions(boxes, logits, outputs.shapes), targets)
         branch.terms.sum().backward()

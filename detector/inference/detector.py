@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from detector.data.image import Letterbox, letterbox, read_rgb
 from detector.errors import DataError
 from detector.inference.infer import for_inference, infer
-from detector.inference.postprocess import postprocess, to_original
+from detector.inference.postprocess import to_original
 from detector.inference.sources import Source, find_images
 from detector.model.network import Network
 
@@ -125,9 +125,8 @@ class Detector:
     def _predict(self, group: list[_Prepared], conf: float, iou: float, max_det: int) -> Iterator[Result]:
         images = torch.from_numpy(np.stack([one.network_image for one in group])).to(self.device)
         boxes_xyxy, scores = infer(self.inference, images, self.autocast)
-        for one, found in zip(
-            group, postprocess(boxes_xyxy, scores, conf, iou, max_det, multi_label=False), strict=True
-        ):
+        selected = self.inference.head.select(boxes_xyxy, scores, conf, iou, max_det, multi_label=False)
+        for one, found in zip(group, selected, strict=True):
             found = to_original(found, one.placement).cpu()
             boxes, scores, classes = (tensor.numpy() for tensor in found)
             yield Result(boxes, scores, classes, self.names, one.path, one.image)

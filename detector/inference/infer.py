@@ -8,11 +8,11 @@ from torch import Tensor
 
 from detector.errors import TrainingError
 from detector.memory import attempt
-from detector.model.network import Network, decode, fused
+from detector.model.network import Network, fused
 
 
 def for_inference(network: Network) -> Network:
-    """A copy with BatchNorm folded in and laid out for speed; the network itself is not altered."""
+    """A copy with conv + bn fused and laid out for speed; the network itself is not altered."""
     return fused(network).to(memory_format=torch.channels_last)
 
 
@@ -24,7 +24,7 @@ def infer(
     pixels = images.permute(0, 3, 1, 2).float() / 255
     with autocast():
         predictions = worker(pixels)
-    return decode(predictions, worker.reg_max, worker.strides)
+    return worker.head.decode(predictions)
 
 
 def infer_what_fits(

@@ -1,6 +1,5 @@
 """The criterion: a network's raw output and the ground truth in, sums and target weights out."""
 
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -9,6 +8,14 @@ from torch import Tensor
 from detector.boxes import anchor_points, ltrb_to_xyxy, xyxy_to_ltrb
 from detector.loss.assign import assign
 from detector.loss.terms import box_sum, class_sum, dfl_sum, expected_ltrb
+
+
+class Head(Protocol):
+    """What the loss needs to know of a network's head (`detector.model.head.Detect`)."""
+
+    terms: tuple[str, ...]  # names of its loss terms
+    reg_max: int  # bins of a side's distance distribution
+    strides: tuple[int, ...]  # pixels of the network input per cell, level by level
 
 
 class RawOutput(Protocol):
@@ -30,20 +37,21 @@ class Targets(Protocol):
 class BranchLoss(NamedTuple):
     """The loss of one branch of a network over one micro-batch: sums, not yet divided by anything."""
 
-    terms: Tensor  # (3,) with gradient: box, cls, dfl
+    terms: Tensor  # (T,) with gradient: the head's terms, in its order
     weight: Tensor  # scalar without gradient: the sum of target scores, what a window's sums are divided by
 
 
 class DetectionLoss:
-    """Sums of 1 - CIoU, of cross-entropy and of the distribution focal loss, and the target weight.
+    """Sums of 1 - CIoU (box), binary cross-entropy (cls) and distribution focal loss (dfl), and the target weight.
 
     Adding up sums and weights over micro-batches gives exactly those of the joined batch, because images are assigned
     one by one and nothing here is a mean. Always computed in at least fp32, outside autocast.
     """
 
-    def __init__(self, reg_max: int, strides: Sequence[int]):
-        self.reg_max = reg_max
-        self.strides = tuple(strides)
+    def __init__(self, head: Head):
+        self.terms = head.terms
+        self.reg_max = head.reg_max
+        self.strides = head.strides
 
     def __call__(self, predictions: RawOutput, targets: Targets) -> tuple[BranchLoss, ...]:
         """One BranchLoss per branch of the network, in the order of the network's `branches()`."""
@@ -67,12 +75,12 @@ class DetectionLoss:
         at = points[given.anchor]
         target_xyxy = gt_xyxy[given.box] / strides[given.anchor, None]  # grid units
         predicted_xyxy = ltrb_to_xyxy(expected_ltrb(picked), at)
-        terms = (
-            box_sum(predicted_xyxy, target_xyxy, given.score),
-            class_sum(logits, goal),
-            dfl_sum(picked, xyxy_to_ltrb(target_xyxy, at), given.score),
-        )
-        return BranchLoss(torch.stack(terms), given.score.sum())
+        sums = {
+            "box": box_sum(predicted_xyxy, target_xyxy, given.score),
+            "cls": class_sum(logits, goal),
+            "dfl": dfl_sum(picked, xyxy_to_ltrb(target_xyxy, at), given.score),
+        }
+        return BranchLoss(torch.stack([sums[name] for name in self.terms]), given.score.sum())
 
 
 def at_least_fp32(x: Tensor) -> Tensor:

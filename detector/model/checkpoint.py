@@ -27,11 +27,11 @@ def start_from(network: Network, path: Path) -> str:
     """
     saved = checkpoint_file.read(path)
     theirs, ours = saved.get("ema", {}), network.state_dict()
-    class_branch = f"model.{len(network.model) - 1}.cv3."
+    class_branches = tuple(f"model.{len(network.model) - 1}.{name}." for name in network.head.class_branches)
     same_classes = saved.get("description", {}).get("nc") == network.nc
     fits = {key: value for key, value in theirs.items() if key in ours and ours[key].shape == value.shape}
     fresh = sorted(ours.keys() - fits.keys())
-    foreign = [key for key in fresh if same_classes or not key.startswith(class_branch)]
+    foreign = [key for key in fresh if same_classes or not key.startswith(class_branches)]
     if foreign or theirs.keys() - ours.keys():
         stray = (foreign or sorted(theirs.keys() - ours.keys()))[0]
         raise ConfigError(

@@ -121,29 +121,38 @@ def _concat(site: Site, dimension: int = 1) -> Built:
     return Concat(), Maps(sum(maps.channels for maps in site.inputs), strides[0])
 
 
-def _detect(site: Site, nc: int) -> Built:
-    """Nothing is scaled; nc is the number of classes the network is built for."""
+def _detect(site: Site, nc: int, reg_max: int = 16) -> Built:
+    """Nothing is scaled; nc is the number of classes the network is built for, reg_max the bins of a box's side."""
     site.once()
+    if reg_max < 2:
+        raise site.fail(f"reg_max {reg_max}: the distance to a side is a distribution over 2 bins or more")
     channels, strides = zip(*site.inputs, strict=True)
-    return Detect(nc, channels, strides), Maps(0, 0)
+    return Detect(nc, channels, strides, reg_max), Maps(0, 0)
+
+
+class Kind(NamedTuple):
+    """A module that a description can name."""
+
+    build: Callable[..., Built]
+    many: bool = False  # whether the module takes a list of maps
+    head: bool = False  # whether it gives predictions: the last layer, and no other
 
 
 # Every module a description can name. A builder's parameters are the arguments in the description; it says which of
 # them are scaled, and returns the module and what it puts out.
-MODULES: dict[str, Callable[..., Built]] = {
-    "Conv": _conv,
-    "C3k2": _c3k2,
-    "SPPF": _sppf,
-    "C2PSA": _c2psa,
-    "nn.Upsample": _upsample,
-    "Concat": _concat,
-    "Detect": _detect,
+MODULES: dict[str, Kind] = {
+    "Conv": Kind(_conv),
+    "C3k2": Kind(_c3k2),
+    "SPPF": Kind(_sppf),
+    "C2PSA": Kind(_c2psa),
+    "nn.Upsample": Kind(_upsample),
+    "Concat": Kind(_concat, many=True),
+    "Detect": Kind(_detect, many=True, head=True),
 }
-_READ_MANY = ("Concat", "Detect")
 
 
 def build_layers(description: dict[str, Any]) -> list[Layer]:
-    """The layers of a description, backbone then head, of which the last one is the Detect head. Raises ConfigError."""
+    """The layers of a description, backbone then head; the last one is a detection head. Raises ConfigError."""
     check_description(description)
     name, scale = description.get("name", "model description"), description["scale"]
     depth, width, most_channels = description["scales"][scale]
@@ -154,8 +163,10 @@ def build_layers(description: dict[str, Any]) -> list[Layer]:
         place = f"{name}: layer {index}"
         if module not in MODULES:
             raise ConfigError(f"{place}: {module!r} is not a module.{did_you_mean(module, MODULES)}")
-        if (module == "Detect") != (index == len(rows) - 1):
-            raise ConfigError(f"{place}: {module}: the last layer, and no other, is Detect")
+        kind = MODULES[module]
+        if kind.head != (index == len(rows) - 1):
+            heads = ", ".join(name for name, one in MODULES.items() if one.head)
+            raise ConfigError(f"{place}: {module}: the last layer, and no other, is a head ({heads})")
         sources = _sources(place, source, index)
         site = Site(
             place=place,
@@ -167,8 +178,8 @@ def build_layers(description: dict[str, Any]) -> list[Layer]:
             width=width,
             most_channels=most_channels,
         )
-        built, maps = MODULES[module](site, *_arguments(site, module, arguments))
-        layers.append(Layer(built, sources, module in _READ_MANY))
+        built, maps = kind.build(site, *_arguments(site, module, arguments))
+        layers.append(Layer(built, sources, kind.many))
         outputs.append(maps)
     return layers
 
@@ -187,7 +198,7 @@ def _arguments(site: Site, module: str, arguments: list[Any]) -> list[Any]:
     """A layer's arguments with `nc` and `None` read as what they mean, checked against the builder's parameters."""
     words = {"nc": site.nc, "None": None}
     values = [words.get(value, value) if isinstance(value, str) else value for value in arguments]
-    parameters = list(inspect.signature(MODULES[module]).parameters.values())[1:]
+    parameters = list(inspect.signature(MODULES[module].build).parameters.values())[1:]
     wanted = ", ".join(str(p).replace(": None", "=None") for p in parameters)
     needed = sum(p.default is p.empty for p in parameters)
     if not needed <= len(values) <= len(parameters):

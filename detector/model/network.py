@@ -1,4 +1,4 @@
-"""A network: the layers of a model description, run in order; building, folding and decoding it."""
+"""A network: the layers of a model description, run in order; building it, and fusing conv + bn for inference."""
 
 import copy
 import math
@@ -8,15 +8,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from detector.boxes import anchor_points, ltrb_to_xyxy
 from detector.model.blocks import Conv
 from detector.model.description import load_description
-from detector.model.head import DFL, Detect, Predictions
+from detector.model.head import Detect, Predictions
 from detector.model.layers import build_layers
 from detector.model.recompute import has_weights, is_block, rerun
 from detector.rng import Purpose, generator
 
-__all__ = ["Network", "build_network", "decode", "fused", "load_description", "network_from_description"]
+__all__ = ["Network", "build_network", "fused", "load_description", "network_from_description"]
 
 
 class Network(nn.Module):
@@ -36,13 +35,11 @@ class Network(nn.Module):
         last = {source: index for index, layer in enumerate(layers) for source in layer.sources}
         self._free = [[s for s in set(layer.sources) if last[s] == i] for i, layer in enumerate(layers)]
         self.nc: int = self.head.nc
-        self.reg_max: int = self.head.reg_max
-        self.strides: tuple[int, ...] = self.head.strides  # pixels of the network input per cell, level by level
         self._rerun: frozenset[int] = frozenset()  # layers whose activations are computed again, see `set_checkpoint`
 
     @property
     def head(self) -> Detect:
-        """The last layer."""
+        """The last layer, which says how its predictions are decoded, selected and trained."""
         return self.model[-1]
 
     def forward(self, images: Tensor) -> Predictions:
@@ -58,7 +55,7 @@ class Network(nn.Module):
         return maps[len(self.model) - 1]
 
     def set_checkpoint(self, which: Literal["off", "stages", "all"]) -> None:
-        """Which activations training computes again instead of keeping them; it changes no result, to the bit.
+        """Activation checkpointing: what training computes again instead of keeping it; changes no bit of a result.
 
         `stages`: inside the blocks and the head's branches; `all`: inside every layer that has weights.
         """
@@ -75,7 +72,7 @@ class Network(nn.Module):
     def reset(self, rng: torch.Generator) -> None:
         """Sets all weights and buffers to a fresh start, drawing from `rng` only.
 
-        Convolutions: uniform in +-1/sqrt(fan in), torch's own start. BatchNorm: 1 and 0. Head: see its biases.
+        Convolutions: uniform in +-1/sqrt(fan in), torch's own start. BatchNorm: 1 and 0. Head: see there.
         """
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -83,10 +80,7 @@ class Network(nn.Module):
                 module.weight.uniform_(-bound, bound, generator=rng)
             elif isinstance(module, nn.BatchNorm2d):
                 module.reset_parameters()
-        for module in self.modules():
-            if isinstance(module, DFL):
-                module.reset()
-        self.head.start_biases()
+        self.head.reset()
 
 
 def build_network(name_or_path: str | Path, nc: int, seed: int = 0) -> Network:
@@ -106,23 +100,13 @@ def network_from_description(description: dict[str, Any], seed: int = 0) -> Netw
 
 @torch.no_grad()
 def fused(network: Network) -> Network:
-    """A copy for inference: every BatchNorm folded into its convolution, eval mode. The original stays as it is."""
+    """A copy for inference with conv + bn fused: every BatchNorm is folded into its convolution; eval mode.
+
+    The original stays as it is.
+    """
     copied = copy.deepcopy(network).eval()
     for module in copied.modules():
         if isinstance(module, Conv) and isinstance(module.bn, (nn.BatchNorm2d, nn.SyncBatchNorm)):
             module.conv = nn.utils.fusion.fuse_conv_bn_eval(module.conv, module.bn)
             module.bn = nn.Identity()
     return copied.requires_grad_(False)
-
-
-def decode(predictions: Predictions, reg_max: int, strides: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """(B, A, 4) boxes xyxy in pixels of the network input and (B, A, C) scores in 0..1, both fp32.
-
-    A side's distance is the expectation of its distribution over the bins 0 .. reg_max - 1 grid units.
-    """
-    boxes = predictions.boxes.transpose(1, 2)
-    boxes = boxes.reshape(*boxes.shape[:2], 4, reg_max).float()
-    bins = torch.arange(reg_max, device=boxes.device, dtype=boxes.dtype)
-    ltrb = (boxes.softmax(dim=-1) * bins).sum(dim=-1)  # (B, A, 4) grid units; no matmul: autocast would round it
-    points, scales = anchor_points(predictions.shapes, strides, boxes.device, boxes.dtype)
-    return ltrb_to_xyxy(ltrb, points) * scales[:, None], predictions.logits.transpose(1, 2).float().sigmoid()

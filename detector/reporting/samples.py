@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from detector.inference.postprocess import Detections
+from detector.model.selection import Detections
 from detector.reporting.draw import draw_boxes, grid
 
 SHOWN_CONFIDENCE = 0.25

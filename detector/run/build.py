@@ -130,7 +130,7 @@ def equip(network: Network, settings: Settings, device: torch.device) -> None:
 def step_rules(settings: Settings, network: Network) -> StepRules:
     """What the settings say of a step, for this network."""
     return StepRules(
-        criterion=DetectionLoss(network.reg_max, network.strides),
+        criterion=DetectionLoss(network.head),
         clip_norm=settings.clip_norm,
         keeping=offloaded if settings.offload else nullcontext,
         apart=settings.norm != "sync" or distributed.world_size() == 1,
