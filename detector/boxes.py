@@ -44,6 +44,7 @@ def ciou(a_xyxy: Tensor, b_xyxy: Tensor, eps: float = 1e-7) -> Tensor:
     CIoU = IoU - (rho^2 / c^2 + a v): rho the distance of the centres, c the diagonal of the smallest enclosing box,
     v = 4 / pi^2 (atan(w_b / h_b) - atan(w_a / h_a))^2 and a = v / (v - IoU + 1 + eps), which carries no gradient.
     Zheng et al., "Enhancing geometric factors in model learning and inference" (2020).
+    torchvision's `complete_box_iou_loss` is 1 - this, but NaN in value and gradient for a box of no height.
     """
     a_size = a_xyxy[..., 2:] - a_xyxy[..., :2]
     b_size = b_xyxy[..., 2:] - b_xyxy[..., :2]
