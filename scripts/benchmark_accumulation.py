@@ -27,15 +27,15 @@ from detector.loss.criterion import DetectionLoss
 from detector.model.network import build_network
 from detector.precision import choose_precision
 from detector.step.ema import Ema
-from detector.step.optim import Choice, Rates, build_optimizer
+from detector.step.optim import Choice, build_optimizer
 from detector.step.plan import Window, split
+from detector.step.schedule import Rates
 from detector.step.state import TrainState
 from detector.step.statistics import set_modes
 from detector.step.step import StepRules, train_window
-from detector.step.weighting import ByWindow
 
 CLASSES, BOXES = 80, 8  # boxes an image
-AT_REST = Rates(0.0, 0.0, 0.9)
+AT_REST = Rates(dict.fromkeys(("weights", "norms", "biases"), 0.0), 0.9, [(7.5, 0.5, 1.5)])
 
 
 class Bench:
@@ -46,10 +46,10 @@ class Bench:
         self.precision = choose_precision(options.amp, self.device)
         network = build_network(options.model, CLASSES, seed=0).to(self.device, memory_format=torch.channels_last)
         set_modes(network, freeze_norms=False)
-        optimizer = build_optimizer(network, Choice("SGD", 0.0, 0.9, 0.0), decay=0.0005)
+        optimizer = build_optimizer(network, Choice("SGD", 0.0, 0.9), decay=0.0005)
         self.state = TrainState(network, Ema(network), optimizer, self.precision)
         criterion = DetectionLoss(network.head)
-        self.rules = StepRules(criterion, ByWindow(), clip_norm=10.0)
+        self.rules = StepRules(criterion, clip_norm=10.0)
         self.samples = [random_image(number, options.imgsz) for number in range(images)]
 
     def window(self, numbers: Sequence[int], batch: int) -> tuple[Window, list[Batch]]:

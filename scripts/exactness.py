@@ -14,15 +14,15 @@ from detector.data.batch import Sample, collate
 from detector.distributed import GradientSum
 from detector.loss.criterion import DetectionLoss
 from detector.model.network import build_network
-from detector.precision import Precision
-from detector.step.ema import Ema
-from detector.step.optim import Choice, Rates, build_optimizer
+from detector.step.optim import Choice, build_optimizer
 from detector.step.plan import Window, split
+from detector.step.schedule import Rates
 from detector.step.state import TrainState
 from detector.step.statistics import set_modes
 from detector.step.step import StepRules, train_window
 
 IMAGES, SIDE, CLASSES = 8, 96, 80
+RATES = Rates(dict.fromkeys(("weights", "norms", "biases"), 0.0), 0.0, [(7.5, 0.5, 1.5)])
 BOXES = [1, 9, 0, 3, 14, 0, 0, 5]  # of each image: unevenly, as in real data
 
 
@@ -39,13 +39,12 @@ def gradient(batch: int, rule: str, dtype: torch.dtype) -> torch.Tensor:
     """The gradient of one step over the images, cut into micro-batches of `batch`, normalised by `rule`."""
     network = build_network("v11n", CLASSES, seed=0).to(dtype)
     set_modes(network, freeze_norms=True)
-    precision, optimizer = Precision("fp32", "cpu"), build_optimizer(network, Choice("SGD", 0.0, 0.0, 0.0), decay=0.0)
-    state = TrainState(network, Ema(network), optimizer, precision)
-    rules = StepRules(DetectionLoss(network.head), RULES[rule], clip_norm=1e9)
+    state = TrainState.of(network, build_optimizer(network, Choice("SGD", 0.0, 0.0), decay=0.0))
+    rules = StepRules(DetectionLoss(network.head), weighting=RULES[rule])
     window = Window(epoch=0, done=0, micro_batches=split(range(IMAGES), batch, devices=1))
     micro_batches = [collate([random_sample(number) for number in micro]) for micro in window.micro_batches[0]]
     network.register_forward_pre_hook(lambda module, images: images[0].to(dtype))
-    train_window(state, GradientSum(network), rules, window, micro_batches, Rates(0.0, 0.0, 0.0))
+    train_window(state, GradientSum(network), rules, window, micro_batches, RATES)
     return torch.cat([parameter.grad.flatten() for parameter in network.branches()[0]])
 
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from detector import checkpoint_file
+from detector.config import LossKeys
 from detector.data.augment import Augmentation
 from detector.data.batch import Sample, collate
 from detector.data.dataset import TrainingSet
@@ -33,7 +34,7 @@ from detector.model.checkpoint import network_of
 from detector.model.network import Network
 from detector.step.plan import Cut, epoch_windows, split
 from detector.step.statistics import set_modes
-from detector.step.weighting import ByWindow, Rule
+from detector.step.weighting import BY_WINDOW, Weighting
 
 SIZES = (1, 2, 4, 8, 16)
 
@@ -44,11 +45,11 @@ class ByMicroBatch:
     def before(self, weight: Tensor, images: int, scale: float) -> Tensor | float:
         return images / weight.clamp(min=1.0)
 
-    def after(self, weights: Tensor, images: int, scale: float) -> Tensor:
+    def after(self, weights: Tensor, images: Tensor, scale: float) -> Tensor:
         return torch.ones_like(weights)
 
 
-RULES: dict[str, Rule] = {"window": ByWindow(), "micro": ByMicroBatch()}
+RULES: dict[str, Weighting] = {"window": BY_WINDOW, "micro": ByMicroBatch()}
 
 
 class Difference(NamedTuple):
@@ -62,18 +63,20 @@ def window_gradients(network: Network, samples: Sequence[Sample], batch: int) ->
     """The window's gradient by each rule, cut into micro-batches of `batch`: one backward pass a micro-batch."""
     device = next(network.parameters()).device
     criterion = DetectionLoss(network.head)
+    gains = torch.tensor([getattr(LossKeys(), term) for term in network.head.terms], device=device)
     (parameters,) = network.branches()
     gradients: dict[str, Tensor] = dict.fromkeys(RULES, torch.zeros((), device=device))
     weights = torch.zeros(1, device=device)
     for micro in split(range(len(samples)), batch, devices=1)[0]:
         images = collate([samples[number] for number in micro]).to(device)
         (loss,) = criterion(network(images.network_input()), images)
-        parts = torch.autograd.grad(loss.total, parameters, allow_unused=True, materialize_grads=True)
+        parts = torch.autograd.grad((loss.terms * gains).sum(), parameters, allow_unused=True, materialize_grads=True)
         gradient = torch.cat([part.flatten() for part in parts])  # of the sum: either rule is a factor on it
         for name, rule in RULES.items():
             gradients[name] = gradients[name] + gradient * rule.before(loss.weight, len(micro), 1.0)
         weights += loss.weight
-    return {name: gradients[name] * rule.after(weights, len(samples), 1.0) for name, rule in RULES.items()}
+    images = torch.tensor(len(samples), device=device)
+    return {name: gradients[name] * rule.after(weights, images, 1.0) for name, rule in RULES.items()}
 
 
 def difference(cut: Tensor, whole: Tensor) -> Difference:
