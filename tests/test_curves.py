@@ -200,7 +200,7 @@ def test_network_that_says_the_truth_is_perfect_in_any_order(monkeypatch):
         assert left == pytest.approx(expected, abs=1e-4)
     assert evaluation.class_instances.tolist() == [8, 7]
     assert evaluation.class_images.tolist() == [5, 5]
-    assert evaluation.seconds.keys() == {"load", "network", "postprocess", "metrics"}
+    assert evaluation.seconds.keys() == {"load", "detect", "metrics"}
 
 
 def test_evaluation_does_not_depend_on_the_batch_size(monkeypatch):

@@ -4,8 +4,10 @@ import os
 import subprocess
 import sys
 import weakref
+from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 import shortage_worker
 import torch
@@ -18,8 +20,11 @@ from test_training import weights
 
 from detector import checkpoint_file
 from detector.data.batch import blank_batch, recut_batches
+from detector.data.image import Letterbox
 from detector.errors import TrainingError
+from detector.evaluation.evaluate import detect
 from detector.inference import infer as infer_module
+from detector.inference.detector import Detector
 from detector.memory import OutOfMemoryError, attempt, is_out_of_memory
 from detector.run import recover
 from detector.step.plan import Window, recut, split
@@ -163,24 +168,38 @@ def test_a_failed_backward_pass_leaves_nothing_in_memory():
     assert alive[0]() is None
 
 
-def test_validation_backs_off_too_and_finds_the_same(monkeypatch):
-    images, sizes, real = torch.zeros(7, 64, 64, 3, dtype=torch.uint8).random_(), [], infer_module.infer
-    network = new_state().network.eval()
-    expected = real(network, images)
+@pytest.mark.parametrize("place", ["network", "selection"])
+def test_what_is_detected_does_not_depend_on_the_memory(monkeypatch, place):
+    """Memory runs out for more than two images, in validation and in prediction: both halve until it fits."""
+    network, sizes = new_state().network.eval(), []
+    images = torch.zeros(7, 64, 64, 3, dtype=torch.uint8).random_(generator=torch.Generator().manual_seed(0))
+    batch = images, [Letterbox(64, 64, 1.0, 1.0, 0, 0)] * 7, list(range(7))
+    detector = Detector(network, ("a", "b"), 64, torch.device("cpu"), nullcontext)
 
-    def fits_two(worker, images, autocast):
-        sizes.append(len(images))
-        if len(images) > 2:
+    def found():
+        return [one for _, one in detect(network, [batch], device="cpu", conf=0.1)], detector.predict(
+            list(images.numpy()), 0.1
+        )
+
+    validated, predicted = found()
+    owner, name = (infer_module, "infer") if place == "network" else (type(network.head), "select")
+    real = getattr(owner, name)
+
+    def fits_two(one, tensor, *more):
+        sizes.append(len(tensor))
+        if len(tensor) > 2:
             raise torch.OutOfMemoryError
-        return real(worker, images, autocast)
+        return real(one, tensor, *more)
 
-    monkeypatch.setattr(infer_module, "infer", fits_two)
-    with torch.inference_mode():  # as in a validation
-        outputs, most = infer_module.infer_what_fits(network, images, torch.device("cpu"), torch.no_grad, None)
-    found = [torch.cat(parts) for parts in zip(*outputs, strict=True)]
-    assert (sizes, most) == ([7, 4, 2, 2, 2, 1], 2)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other)
+    monkeypatch.setattr(owner, name, fits_two)
+    again, too = found()
+    assert sizes == [7, 4, 2, 2, 2, 1] * 2
+    assert len(validated[0].scores)
+    for one, other in zip(again, validated, strict=True):
+        for a, b in zip(one, other, strict=True):
+            torch.testing.assert_close(a, b)
+    for one, other in zip(too, predicted, strict=True):
+        np.testing.assert_allclose(one.boxes, other.boxes, rtol=1e-4)
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,7 @@ from torch import Tensor
 from detector.evaluation import coco
 from detector.evaluation.coco import CocoMetrics, GroundTruth, build_ground_truth
 from detector.evaluation.curves import ConfusionMatrix, Curves, compute_confusion, compute_curves
-from detector.inference.infer import for_inference, infer_what_fits
-from detector.inference.postprocess import to_original
+from detector.inference.infer import Limits, find_objects, for_inference, within_memory
 from detector.model.network import Network
 from detector.model.selection import Detections
 
@@ -39,7 +38,7 @@ class Evaluation:
     images: int  # in the set
     class_images: NDArray[np.int64]  # (C,) images with at least one true box of the class
     class_instances: NDArray[np.int64]  # (C,) true boxes of the class; crowd regions are not counted
-    seconds: dict[str, float]  # per stage: load, network, postprocess, metrics
+    seconds: dict[str, float]  # per stage: load, detect, metrics
 
     def row(self) -> dict[str, float]:
         """What a line of metrics.csv holds, in 0..1; NaN if the set has no true box at all."""
@@ -80,7 +79,7 @@ def evaluate_network(
     `batches` yields uint8 images (B, H, W, 3), their letterboxes and their indices in the set, each image once, in any
     order. `on_batch` is told the number of images of each finished batch.
     """
-    seconds = dict.fromkeys(("load", "network", "postprocess"), 0.0)
+    seconds = dict.fromkeys(("load", "detect"), 0.0)
     found: dict[int, Detections] = {}
     for index, detections in detect(
         network,
@@ -108,15 +107,14 @@ def detect(
     conf: float = 0.001,
     iou: float = 0.7,
     max_det: int = 300,
-    multi_label: bool = True,
     on_batch: Callable[[int], None] | None = None,
     seconds: dict[str, float] | None = None,
 ) -> Iterator[tuple[int, Detections]]:
     """Yields (index in the set, detections in pixels of the original image, on the CPU) of each image of `batches`.
 
-    A fused copy of the network does the work. Time spent is added to `seconds` (load, network, postprocess).
+    A fused copy of the network does the work. Time spent is added to `seconds` (load, detect).
     """
-    device = torch.device(device)
+    device, limits = torch.device(device), Limits(conf, iou, max_det)
     seconds = {} if seconds is None else seconds
     worker = for_inference(network).to(device)
     source, most = iter(batches), None
@@ -126,19 +124,12 @@ def detect(
         if batch is None:
             return
         images, letterboxes, indices = batch
-        # The generator's body is left at each yield, so the mode is entered batch by batch, not around the loop.
-        with torch.inference_mode():
-            with _timed(seconds, "network"):
-                outputs, most = infer_what_fits(worker, images, device, autocast, most)
-                if device.type == "cuda":
-                    torch.cuda.synchronize(device)
-            with _timed(seconds, "postprocess"):
-                found = [
-                    one
-                    for boxes_xyxy, scores in outputs
-                    for one in worker.head.select(boxes_xyxy, scores, conf, iou, max_det, multi_label)
-                ]
-                found = [to_original(one, box).cpu() for one, box in zip(found, letterboxes, strict=True)]
+
+        def work(part: slice, images: Tensor = images, letterboxes: list[Letterbox] = letterboxes) -> list[Detections]:
+            return find_objects(worker, images[part], letterboxes[part], autocast, limits)
+
+        with _timed(seconds, "detect"):
+            found, most = within_memory(work, len(indices), most)
         yield from zip(indices, found, strict=True)
         if on_batch is not None:
             on_batch(len(indices))

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from detector.data.image import Letterbox, letterbox, read_rgb
 from detector.errors import DataError
-from detector.inference.infer import for_inference, infer
-from detector.inference.postprocess import to_original
+from detector.inference.infer import Limits, find_objects, for_inference, within_memory
 from detector.inference.sources import Source, find_images
 from detector.model.network import Network
 
@@ -95,10 +94,12 @@ class Detector:
 
         unreadable: is told of an image that cannot be read, which is then left out.
         """
+        limits, most = Limits(conf, iou, max_det, multi_label=False), None
         prepared = self._prepared(sources, imgsz or self.imgsz, unreadable)
         for _, alike in groupby(prepared, key=lambda one: one.network_image.shape):
             while group := list(islice(alike, batch)):
-                yield from self._predict(group, conf, iou, max_det)
+                results, most = self._predict(group, limits, most)
+                yield from results
 
     def _prepared(
         self,
@@ -121,12 +122,18 @@ class Detector:
         network_image, placement = letterbox(image, imgsz)
         return _Prepared(source if isinstance(source, Path) else None, image, network_image, placement)
 
-    @torch.inference_mode()
-    def _predict(self, group: list[_Prepared], conf: float, iou: float, max_det: int) -> Iterator[Result]:
-        images = torch.from_numpy(np.stack([one.network_image for one in group])).to(self.device)
-        boxes_xyxy, scores = infer(self.inference, images, self.autocast)
-        selected = self.inference.head.select(boxes_xyxy, scores, conf, iou, max_det, multi_label=False)
-        for one, found in zip(group, selected, strict=True):
-            found = to_original(found, one.placement).cpu()
-            boxes, scores, classes = (tensor.numpy() for tensor in found)
-            yield Result(boxes, scores, classes, self.names, one.path, one.image)
+    def _predict(self, group: list[_Prepared], limits: Limits, most: int | None) -> tuple[list[Result], int | None]:
+        """The results of images whose network images have one shape; `most` are looked at at once, see
+        `within_memory`."""
+        images = torch.from_numpy(np.stack([one.network_image for one in group]))
+        placements = [one.placement for one in group]
+        found, most = within_memory(
+            lambda part: find_objects(self.inference, images[part], placements[part], self.autocast, limits),
+            len(group),
+            most,
+        )
+        arrays = ([tensor.numpy() for tensor in one] for one in found)
+        return [
+            Result(boxes, scores, classes, self.names, one.path, one.image)
+            for one, (boxes, scores, classes) in zip(group, arrays, strict=True)
+        ], most

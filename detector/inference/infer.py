@@ -1,14 +1,30 @@
-"""Running a network on images, in inference mode and within the memory there is."""
+"""Running a network on images and selecting detections, in inference mode and within the memory there is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from detector.errors import TrainingError
+from detector.data.image import Letterbox
+from detector.errors import ConfigError
+from detector.inference.postprocess import to_original
 from detector.memory import attempt
 from detector.model.network import Network, fused
+from detector.model.selection import Detections
+
+Found = TypeVar("Found")
+Autocast = Callable[[], AbstractContextManager[None]]
+
+
+class Limits(NamedTuple):
+    """Which of a network's boxes are detections."""
+
+    conf: float  # the least score
+    iou: float  # of two boxes of a class that overlap more, the weaker is dropped
+    max_det: int  # the most detections of an image
+    multi_label: bool = True  # whether an anchor may be of several classes
 
 
 def for_inference(network: Network) -> Network:
@@ -16,9 +32,7 @@ def for_inference(network: Network) -> Network:
     return fused(network).to(memory_format=torch.channels_last)
 
 
-def infer(
-    worker: Network, images: Tensor, autocast: Callable[[], AbstractContextManager] = nullcontext
-) -> tuple[Tensor, Tensor]:
+def infer(worker: Network, images: Tensor, autocast: Autocast = nullcontext) -> tuple[Tensor, Tensor]:
     """(B, H, W, 3) uint8 RGB images on the worker's device to (B, A, 4) boxes in their pixels and (B, A, C) scores."""
     # Seen as (B, 3, H, W) they are channels_last already: nothing is copied but by the conversion.
     pixels = images.permute(0, 3, 1, 2).float() / 255
@@ -27,22 +41,29 @@ def infer(
     return worker.head.decode(predictions)
 
 
-def infer_what_fits(
-    worker: Network,
-    images: Tensor,
-    device: torch.device,
-    autocast: Callable[[], AbstractContextManager],
-    most: int | None,
-) -> tuple[list[tuple[Tensor, Tensor]], int | None]:
-    """`infer` on host images, at most `most` at a time (None: all), halved as long as memory runs out; and that number.
+@torch.inference_mode()
+def find_objects(
+    worker: Network, images: Tensor, placements: Sequence[Letterbox], autocast: Autocast, limits: Limits
+) -> list[Detections]:
+    """The detections in (B, H, W, 3) uint8 images on the host, on the CPU and in pixels of the original images."""
+    boxes_xyxy, scores = infer(worker, images.to(next(worker.parameters()).device), autocast)
+    selected = worker.head.select(boxes_xyxy, scores, *limits)
+    return [to_original(one, place).cpu() for one, place in zip(selected, placements, strict=True)]
 
-    Raises TrainingError where memory does not suffice for one image.
+
+def within_memory(
+    work: Callable[[slice], list[Found]], count: int, most: int | None = None
+) -> tuple[list[Found], int | None]:
+    """What `work` gives for slices of `count` things, all at once or at most `most` at a time.
+
+    `most` is halved as long as memory runs out, and returned. Raises ConfigError where it does not suffice for one.
     """
     while True:
-        parts = images.split(most or len(images))
-        found = attempt(lambda parts=parts: [infer(worker, part.to(device), autocast) for part in parts])
+        size = min(most or count, count)
+        parts = [slice(start, min(start + size, count)) for start in range(0, count, size)]
+        found = attempt(lambda parts=parts: [one for part in parts for one in work(part)])
         if found is not None:
             return found, most
-        if (most := len(parts[0])) == 1:
-            raise TrainingError("out of memory with one image at a time; use a smaller imgsz or model")
-        most = -(-most // 2)
+        if size == 1:
+            raise ConfigError("out of memory with one image at a time; use a smaller imgsz or model, or another device")
+        most = -(-size // 2)
