@@ -6,7 +6,8 @@ The loader decides nothing: neither order nor size, and what a batch holds does 
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -106,6 +107,28 @@ class ValidationLoader(_Loader):
         ][part::parts]
         largest = max((3 * height * width * len(indices) for (height, width), indices in groups), default=0)
         yield from self._batches([indices for _, indices in groups], largest, _own, waiting)
+
+
+class Loaders(NamedTuple):
+    """The loaders of a run."""
+
+    training: TrainingLoader
+    validation: ValidationLoader
+
+
+@contextmanager
+def loading(
+    training: TrainingSet, validation: ValidationSet, workers: int, pin_memory: bool, start: str
+) -> Iterator[Loaders]:
+    """A context with a run's loaders, each of that many worker processes, which end with it."""
+    loaders = Loaders(
+        TrainingLoader(training, workers, pin_memory, start), ValidationLoader(validation, workers, start)
+    )
+    try:
+        yield loaders
+    finally:
+        for loader in loaders:
+            loader.close()
 
 
 def training_loader(dataset: TrainingSet, workers: int, pin_memory: bool, start: str = "auto") -> TrainingLoader:

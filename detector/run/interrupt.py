@@ -10,8 +10,12 @@ from detector.errors import Interrupted
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+class StopWaiting(Exception):  # noqa: N818 - says what to do
+    """Ends a wait for batches, because a signal was noted; what the run does then it does on all ranks."""
+
+
 class Interruption:
-    """A context in which the first SIGINT or SIGTERM is noted, for the run to act on at a window's edge or a wait.
+    """A context in which the first SIGINT or SIGTERM is noted, for the run to act on between windows or at a wait.
 
     A second one stops at once, by Interrupted. Outside the main thread Python lets nobody handle signals: then none is
     noted, which `say` is told.
@@ -34,6 +38,11 @@ class Interruption:
         for number, handler in self._previous.items():
             # None is a handler that was not set from Python, which nobody can put back from there
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def end_wait(self) -> None:
+        """What is asked of whoever waits: StopWaiting where a signal was noted."""
+        if self.number is not None:
+            raise StopWaiting
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.number is not None:
