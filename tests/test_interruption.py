@@ -93,7 +93,7 @@ def test_a_loader_process_that_is_killed_ends_the_run_with_the_reason(tmp_path, 
     process = start(tmp_path, common, "workers=1")
     (loader,) = loaders_of(process)
     os.kill(loader, signal.SIGKILL)
-    out, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=60)
     assert process.returncode == 2
     assert f"TrainingError: a loader process (pid {loader}) was ended by SIGKILL" in error
     assert_ends_like(tmp_path / "run", whole)
