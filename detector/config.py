@@ -59,6 +59,10 @@ class DataKeys(Group):
         Field(description="images of a micro-batch: what one device takes at once; auto: the fastest that fits"),
     ] = 16
     workers: Annotated[Count | Literal["auto"], Field(description="processes that prepare images; 0: none")] = "auto"
+    multiprocessing_start: Annotated[
+        Literal["auto", "fork", "spawn", "forkserver"],
+        Field(description="how those processes are started; auto: by what is safe on this system"),
+    ] = "auto"
     cache: Annotated[bool | Literal["auto"], Field(description="keep resized images in memory; auto: if they fit")] = (
         "auto"
     )
@@ -229,6 +233,7 @@ class ValSettings(DeviceKeys, FolderKeys):
     imgsz: Annotated[int | None, Field(ge=STRIDE, multiple_of=STRIDE)] = None
     batch: AtLeastOne = 16
     workers: Count | Literal["auto"] = "auto"
+    multiprocessing_start: Literal["auto", "fork", "spawn", "forkserver"] = "auto"
     conf: Fraction = 0.001
     iou: Fraction = 0.7
     max_det: AtLeastOne = 300

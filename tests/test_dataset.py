@@ -113,7 +113,7 @@ def test_forked_workers_fill_one_cache(index):
     dataset = training_set(index)
     for _ in training_loader(dataset, 2, False).batches([(4, list(range(len(index))))]):
         pass
-    assert dataset.cache._filled[:].all()
+    assert dataset.cache.kept() == len(index)
 
 
 def test_image_that_changed_since_it_was_indexed_is_named(index):

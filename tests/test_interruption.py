@@ -4,13 +4,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from scenes import TINY, write_dataset
 from test_training import run, same, train, weights
 
+import detector
 from detector import checkpoint_file
 from detector.errors import CheckpointError
 
@@ -40,6 +44,15 @@ def wait_for(path, process):
         time.sleep(0.01)
 
 
+def loaders_of(process):
+    """The process numbers of a run's loaders, once it has some."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    deadline = time.monotonic() + 120
+    while not (found := children.read_text().split()) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return [int(one) for one in found]
+
+
 def assert_ends_like(folder, whole):
     assert run("train", f"resume={folder}") == 0
     assert same(folder, whole)
@@ -58,6 +71,48 @@ def test_a_signal_saves_and_stops_with_its_status(tmp_path, common, whole, numbe
     assert "Traceback" not in error
     assert f"go on with: detector train resume={folder}" in out
     assert_ends_like(folder, whole)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs Linux's /proc")
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_is_answered_while_the_run_waits_for_a_batch_that_never_comes(tmp_path, common, whole, number, status):
+    process = start(tmp_path, common, "workers=1")
+    (loader,) = loaders_of(process)
+    os.kill(loader, signal.SIGSTOP)
+    time.sleep(1)  # it has nothing left to do but wait
+    process.send_signal(number)
+    out, error = process.communicate(timeout=60)  # far less than the limit of silence
+    assert process.returncode == status, error
+    assert "Traceback" not in error
+    assert f"go on with: detector train resume={tmp_path / 'run'}" in out
+    assert_ends_like(tmp_path / "run", whole)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs Linux's /proc")
+def test_a_loader_process_that_is_killed_ends_the_run_with_the_reason(tmp_path, common, whole):
+    process = start(tmp_path, common, "workers=1")
+    (loader,) = loaders_of(process)
+    os.kill(loader, signal.SIGKILL)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert f"TrainingError: a loader process (pid {loader}) was ended by SIGKILL" in error
+    assert_ends_like(tmp_path / "run", whole)
+
+
+def test_a_run_in_a_thread_says_that_signals_are_not_for_it(tmp_path, common, whole, capsys):
+    def begin():
+        results.append(detector.train(**settings))
+
+    results = []
+    settings = dict(one.split("=", 1) for one in common) | {"project": str(tmp_path), "name": "run", "workers": "2"}
+    settings = {key: yaml.safe_load(value) for key, value in settings.items()}
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    thread = threading.Thread(target=begin)
+    thread.start()
+    thread.join()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert same(results[0].folder, whole)
+    assert capsys.readouterr().out.count("in a thread a run cannot be stopped") == 1
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

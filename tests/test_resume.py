@@ -25,7 +25,7 @@ OTHER = {
     "names": "[a, b]", "cache": True, "device": "cpu:2", "amp": "fp16", "optimizer": "SGD", "nbs_scope": "device",
     "scale_lr": "sqrt", "project": "elsewhere", "name": "other", "metric": "recall",
     "checkpoint": "all", "val_batch": 4, "on_save_error": "warn", "extend_lr": "constant-final", "workers": 1,
-    "imgsz": 96, "perspective": 0.0005,
+    "imgsz": 96, "perspective": 0.0005, "multiprocessing_start": "spawn",
 }  # fmt: skip
 
 

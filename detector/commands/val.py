@@ -41,7 +41,9 @@ def run(options: argparse.Namespace) -> int:
 
     evaluation = evaluate_network(
         network,
-        validation_batches(images, settings.batch, worker_count(settings.workers)),
+        validation_batches(
+            images, settings.batch, worker_count(settings.workers), start=settings.multiprocessing_start
+        ),
         ground_truth_of(index),
         names,
         device=device,

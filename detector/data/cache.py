@@ -1,19 +1,24 @@
 """Keeps the resized training images in memory, shared by all workers.
 
-Decoding a photograph costs more than augmenting it. The images, their long side already imgsz, lie in one anonymous
-shared memory map that forked workers inherit; whoever needs an image first fills it in. Two workers that fill in the
-same image write the same bytes. A spawned worker cannot inherit the map and keeps a cache of its own.
+Decoding a photograph costs more than augmenting it. The images, their long side already imgsz, lie in memory that all
+workers share (`shared.py`), and whoever needs an image first fills it in. Two workers that fill in the same image write
+the same bytes.
+
+Beside each image lies the checksum of its pixels. No lock and no order of writes is relied on, and many CPUs promise
+none: an image counts as kept for a process once that process has seen pixels that agree with their checksum, which it
+looks at once. Then, too, what a killed worker left half written is written anew.
 """
 
-import mmap
 import os
+import zlib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from detector.data.image import fit_long_side, fitted_size, read_rgb
 from detector.data.index import Index
+from detector.data.shared import SharedMemory
 from detector.distributed import local_world_size
 from detector.errors import DataError
 
@@ -36,19 +41,28 @@ class ImageCache:
             if mode == "auto"
             else bool(mode)
         )
-        self._allocate()
+        self._pixels = SharedMemory(self.bytes if self.enabled else 0)
+        self._checksums = SharedMemory(8 * len(index) if self.enabled else 0)  # 0: not kept yet
+        self._seen = bytearray(len(index))  # 1: agreed with its checksum, in this process
 
     def __getitem__(self, i: int) -> np.ndarray:
         """(H, W, 3) uint8 RGB, long side imgsz; not to be written to."""
         if not self.enabled:
             return self._load(i)
-        height, width = self._sizes[i]
-        kept = self._pixels[self._offsets[i] : self._offsets[i + 1]].reshape(height, width, 3)
-        if not self._filled[i]:
-            kept[:] = self._load(i)
-            self._filled[i] = 1  # only after the pixels: whoever sees the flag may read them
+        start, stop = int(self._offsets[i]), int(self._offsets[i + 1])
+        kept = self._pixels.array(start=start, count=stop - start).reshape(*self._sizes[i], 3)
+        if not self._seen[i]:
+            checksums = self._checksums.array(np.uint64)
+            if not checksums[i] or checksums[i] != _checksum(kept):
+                kept[:] = self._load(i)
+                checksums[i] = _checksum(kept)
+            self._seen[i] = 1
         kept.flags.writeable = False
         return kept
+
+    def kept(self) -> int:
+        """How many images are kept, by whichever process."""
+        return int(np.count_nonzero(self._checksums.array(np.uint64)))
 
     def _load(self, i: int) -> np.ndarray:
         path, expected = self.index.path(i), (int(self.index.heights[i]), int(self.index.widths[i]))
@@ -60,17 +74,15 @@ class ImageCache:
             )
         return fit_long_side(image, self.imgsz)
 
-    def _allocate(self) -> None:
-        if self.enabled:  # pages of an anonymous map are zero and take no memory until they are written
-            self._pixels = np.frombuffer(mmap.mmap(-1, max(1, self.bytes)), dtype=np.uint8)
-            self._filled = np.frombuffer(mmap.mmap(-1, max(1, len(self.index))), dtype=np.uint8)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_pixels", "_filled")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """In another process, where nothing was seen yet; the memory may be the same or a new one."""
         self.__dict__.update(state)
-        self._allocate()
+        self._seen = bytearray(len(self.index))
+
+
+def _checksum(pixels: np.ndarray) -> int:
+    """Of contiguous pixels; never 0."""
+    return zlib.crc32(pixels.reshape(-1)) + 1
 
 
 def available_memory() -> int:

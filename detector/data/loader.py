@@ -3,96 +3,154 @@
 The loader decides nothing: neither order nor size, and what a batch holds does not depend on the number of workers.
 """
 
-import multiprocessing
 import os
-import signal
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
-import cv2
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
 
 from detector import distributed
 from detector.data.batch import Batch, collate
 from detector.data.dataset import Letterbox, TrainingSet, ValidationSet
-from detector.errors import DataError
+from detector.data.workers import Plan, Workers, go_on, start_method
 
 MicroBatch = tuple[int, Sequence[int]]  # epoch, indices of the images
 ValidationBatch = tuple[Tensor, list[Letterbox], list[int]]  # (B, H, W, 3) uint8, mappings, indices
 
 
-class _Fetched(Dataset):
-    """A data set whose errors travel as values, so that they arrive as they were raised."""
+class _Loader:
+    """Batches of a data set; the workers start with the first and live until `close`, or as long as the loader."""
 
-    def __init__(self, dataset: TrainingSet | ValidationSet) -> None:
-        self.dataset = dataset
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], workers: int, start: str) -> None:
+        self._dataset, self._collate = dataset, collate
+        self._count, self._method = workers, start_method(start) if workers else ""
+        self._workers: Workers | None = None
 
-    def __getitems__(self, positions: Sequence[Any]) -> list[Any] | DataError:
-        try:
-            return [self.dataset[position] for position in positions]
-        except DataError as error:
-            return error
+    @property
+    def pids(self) -> list[int]:
+        """Of the workers that run."""
+        return self._workers.pids if self._workers and not self._workers.closed else []
 
+    def close(self) -> None:
+        """End the workers; the next batch starts new ones."""
+        if self._workers:
+            self._workers.close()
 
-class _Collated:
-    def __init__(self, function: Any) -> None:
-        self.function = function
+    def _batches(
+        self, plans: Sequence[Plan], batch_bytes: int, own: Callable[[Any], Any], waiting: Callable[[], None]
+    ) -> Iterator[Any]:
+        """The batches of the plans, whose images take at most `batch_bytes` each."""
+        if not self._count or not plans:
+            yield from self._made_here(plans, waiting)
+            return
+        count, present = min(self._count, len(plans)), self._workers
+        if present is None or present.closed or present.count < count or present.batch_bytes < batch_bytes:
+            self.close()
+            self._workers = Workers(self._dataset, self._collate, count, batch_bytes, self._method)
+        yield from self._workers.batches(plans, own, waiting)
 
-    def __call__(self, fetched: list[Any] | DataError) -> Any:
-        return fetched if isinstance(fetched, DataError) else self.function(fetched)
-
-
-class _Positions(Sampler):
-    """A batch sampler whose list of batches is swapped before each pass."""
-
-    def __init__(self, batches: list[list[Any]]) -> None:
-        self.batches = batches
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-
-class TrainingLoader:
-    """Training micro-batches; the workers start with the first epoch and live as long as the loader."""
-
-    def __init__(self, dataset: TrainingSet, workers: int, pin_memory: bool) -> None:
-        self._positions = _Positions([])
-        self._loader = _loader(dataset, self._positions, collate, workers, pin_memory, persistent=True)
-
-    def batches(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Batch]:
-        """The micro-batches (epoch, samples), in this order. Raises DataError when an image cannot be read."""
-        self._positions.batches = [[(epoch, int(i)) for i in samples] for epoch, samples in micro_batches]
-        yield from _raised(self._loader)
+    def _made_here(self, plans: Sequence[Plan], waiting: Callable[[], None]) -> Iterator[Any]:
+        for plan in plans:
+            items = []
+            for item in plan:
+                waiting()
+                items.append(self._dataset[item])
+            yield self._collate(items)
 
 
-def training_loader(dataset: TrainingSet, workers: int, pin_memory: bool) -> TrainingLoader:
+class TrainingLoader(_Loader):
+    """Training micro-batches, in pinned memory if asked."""
+
+    def __init__(self, dataset: TrainingSet, workers: int, pin_memory: bool, start: str = "auto") -> None:
+        super().__init__(dataset, collate, workers, start)
+        self._pin = pin_memory
+
+    def batches(self, micro_batches: Iterable[MicroBatch], waiting: Callable[[], None] = go_on) -> Iterator[Batch]:
+        """The micro-batches (epoch, samples), in this order.
+
+        `waiting` is called several times a second while there is nothing but to wait, and may raise. DataError when an
+        image cannot be read, TrainingError when a worker has died or falls silent.
+        """
+        plans = [[(epoch, int(i)) for i in samples] for epoch, samples in micro_batches]
+        largest = 3 * self._dataset.imgsz**2 * max(map(len, plans), default=0)
+        for batch in self._batches(plans, largest, self._own, waiting):
+            yield self._own(batch) if self._pin and not self._count else batch
+
+    def _own(self, batch: Batch) -> Batch:
+        return Batch(*(tensor.pin_memory() if self._pin else tensor.clone() for tensor in batch))
+
+
+class ValidationLoader(_Loader):
+    """Validation batches of images of one letterboxed shape, so that no image is padded for another's sake."""
+
+    def __init__(self, dataset: ValidationSet, workers: int, start: str = "auto") -> None:
+        super().__init__(dataset, _stacked, workers, start)
+
+    def batches(
+        self, batch: int, part: int = 0, parts: int = 1, waiting: Callable[[], None] = go_on
+    ) -> Iterator[ValidationBatch]:
+        """All images, up to `batch` at a time; `waiting` and errors are those of training.
+
+        With `parts`, only every parts-th batch from number `part` on: the share of one rank.
+        """
+        by_shape: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for i in range(len(self._dataset)):
+            by_shape[self._dataset.shape(i)].append(i)
+        groups = [
+            (shape, indices[start : start + batch])
+            for shape, indices in by_shape.items()
+            for start in range(0, len(indices), batch)
+        ][part::parts]
+        largest = max((3 * height * width * len(indices) for (height, width), indices in groups), default=0)
+        yield from self._batches([indices for _, indices in groups], largest, _own, waiting)
+
+
+class Loaders(NamedTuple):
+    """The loaders of a run."""
+
+    training: TrainingLoader
+    validation: ValidationLoader
+
+
+@contextmanager
+def loading(
+    training: TrainingSet, validation: ValidationSet, workers: int, pin_memory: bool, start: str
+) -> Iterator[Loaders]:
+    """A context with a run's loaders, each of that many worker processes, which end with it."""
+    loaders = Loaders(
+        TrainingLoader(training, workers, pin_memory, start), ValidationLoader(validation, workers, start)
+    )
+    try:
+        yield loaders
+    finally:
+        for loader in loaders:
+            loader.close()
+
+
+def training_loader(dataset: TrainingSet, workers: int, pin_memory: bool, start: str = "auto") -> TrainingLoader:
     """A loader with that many worker processes; 0 loads in this process."""
-    return TrainingLoader(dataset, workers, pin_memory)
+    return TrainingLoader(dataset, workers, pin_memory, start)
 
 
 def validation_batches(
-    dataset: ValidationSet, batch: int, workers: int, part: int = 0, parts: int = 1
+    dataset: ValidationSet,
+    batch: int,
+    workers: int,
+    part: int = 0,
+    parts: int = 1,
+    start: str = "auto",
+    waiting: Callable[[], None] = go_on,
 ) -> Iterator[ValidationBatch]:
-    """All images, up to `batch` of one letterboxed shape at a time, so that no image is padded for another's sake.
-
-    With `parts`, only every parts-th batch from number `part` on: the share of one rank.
-    """
-    by_shape: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for i in range(len(dataset)):
-        by_shape[dataset.shape(i)].append(i)
-    groups = [
-        indices[start : start + batch] for indices in by_shape.values() for start in range(0, len(indices), batch)
-    ]
-    groups = groups[part::parts]
-    workers = min(workers, len(groups))
-    yield from _raised(_loader(dataset, _Positions(groups), _stacked, workers, pin_memory=False, persistent=False))
+    """One pass over all images, by workers that end with it; see `ValidationLoader.batches`."""
+    loader = ValidationLoader(dataset, workers, start)
+    try:
+        yield from loader.batches(batch, part, parts, waiting)
+    finally:
+        loader.close()
 
 
 def _stacked(items: Sequence[tuple[np.ndarray, Letterbox, int]]) -> ValidationBatch:
@@ -100,42 +158,9 @@ def _stacked(items: Sequence[tuple[np.ndarray, Letterbox, int]]) -> ValidationBa
     return torch.from_numpy(np.stack(images)), list(mappings), list(indices)
 
 
-def _loader(
-    dataset: TrainingSet | ValidationSet,
-    positions: _Positions,
-    function: Any,
-    workers: int,
-    pin_memory: bool,
-    persistent: bool,
-) -> DataLoader:
-    context = "fork" if workers and "fork" in multiprocessing.get_all_start_methods() else None
-    return DataLoader(
-        _Fetched(dataset),
-        batch_sampler=positions,
-        collate_fn=_Collated(function),
-        num_workers=workers,
-        pin_memory=pin_memory,
-        persistent_workers=persistent and workers > 0,
-        multiprocessing_context=context,
-        worker_init_fn=_start_worker,
-        generator=torch.Generator(),  # DataLoader draws a seed for its workers; not from the global generator
-    )
-
-
-def _start_worker(worker: int) -> None:
-    cv2.setNumThreads(0)  # the workers are the parallelism; OpenCV's threads do not survive a fork either
-    # Ctrl-C and a SIGTERM to the run's process group are for the parent, which still wants the batches of its step. A
-    # SIGTERM to the worker itself, the parent's way to end one, works as ever.
-    if hasattr(os, "setpgrp"):
-        os.setpgrp()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _raised(batches: Iterable[Any]) -> Iterator[Any]:
-    for batch in batches:
-        if isinstance(batch, DataError):
-            raise batch
-        yield batch
+def _own(batch: ValidationBatch) -> ValidationBatch:
+    images, mappings, indices = batch
+    return images.clone(), mappings, indices
 
 
 def worker_count(workers: int | str) -> int:

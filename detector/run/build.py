@@ -20,6 +20,7 @@ from detector.model.checkpoint import start_from
 from detector.model.network import Network, build_network
 from detector.model.norm import set_norms
 from detector.precision import Precision, choose_precision
+from detector.run.interrupt import Interruption
 from detector.run.resume import Resume
 from detector.run.run import Run, Say
 from detector.run.state import RunState
@@ -68,6 +69,7 @@ def build(settings: Settings, resume: Resume | None, say: Say) -> Run:
         state=state,
         gradients=distributed.GradientSum(network),
         say=say,
+        interruption=Interruption(say),
     )
 
 

@@ -4,7 +4,7 @@ import copy
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,13 +14,14 @@ import torch
 from detector import checkpoint_file, distributed
 from detector.config import Settings
 from detector.data.batch import Batch, blank_batch
-from detector.data.loader import TrainingLoader, training_loader, validation_batches
+from detector.data.loader import loading
 from detector.device import choose_device
 from detector.errors import Interrupted
 from detector.evaluation.evaluate import Evaluation, detect, judge
 from detector.files import remove_unfinished
 from detector.folders import create_folder
 from detector.model.network import Network
+from detector.model.selection import Detections
 from detector.reporting.draw import save_image
 from detector.reporting.progress import Progress
 from detector.reporting.samples import training_batch_image
@@ -28,6 +29,7 @@ from detector.reporting.summary import draw_evaluation
 from detector.reporting.table import format_class_table
 from detector.run import recover, saving
 from detector.run.build import build, introduce
+from detector.run.interrupt import StopWaiting
 from detector.run.lock import locked, run_id
 from detector.run.resume import RUN, Resume, rewind_best
 from detector.run.run import Run, Say
@@ -66,6 +68,9 @@ def train(settings: Settings, resume: Resume | None = None, say: Say = say_now) 
         with distributed.together(choose_device(settings.device)):
             run = begin(settings, resume, say if distributed.is_main() else silent, stack)
         stack.enter_context(run.interruption)
+        start = run.settings.multiprocessing_start
+        pin = run.device.type == "cuda"
+        run.loaders = stack.enter_context(loading(run.training, run.validation, run.workers, pin, start))
         try:
             run_epochs(run)
             return finish(run)
@@ -100,10 +105,9 @@ def run_epochs(run: Run) -> None:
     """Train and validate, epoch by epoch, from the state's position to the end."""
     state, settings = run.state, run.settings
     distributed.share([*state.network.state_dict().values(), *state.ema.network.state_dict().values()])
-    loader = training_loader(run.training, run.workers, pin_memory=run.device.type == "cuda")
     while state.epoch < settings.epochs and not out_of_patience(run):
         start = time.perf_counter()
-        train_epoch(run, loader)
+        train_epoch(run)
         stop_if_asked(run)
         evaluation = validate(run, state.ema.network) if settings.val else None
         row = distributed.from_main(epoch_row(run, evaluation))
@@ -118,7 +122,7 @@ def run_epochs(run: Run) -> None:
 
 
 def stop_if_asked(run: Run) -> None:
-    """At a window's edge, where the state is whole: save and leave if any rank got a signal."""
+    """Between windows, where the state is whole: save and leave if any rank got a signal."""
     number = distributed.largest_of_ranks(run.interruption.number or 0, run.device)
     if number:
         with distributed.together(run.device):
@@ -126,12 +130,12 @@ def stop_if_asked(run: Run) -> None:
         raise Interrupted(number)
 
 
-def train_epoch(run: Run, loader: TrainingLoader) -> None:
+def train_epoch(run: Run) -> None:
     """Train from the state's position to the end of its epoch."""
     state, settings, images = run.state, run.settings, len(run.training)
     position, world = (state.epoch, state.done), distributed.world_size()
     windows = list(epoch_windows(images, state.cut, settings.seed, *position, run.ramp, state.batch, world))
-    batches = my_micro_batches(run, windows, loader)
+    batches = my_micro_batches(run, windows)
     if settings.plots and distributed.is_main() and state.done == 0 and wants_pictures(run):
         batches = pictured(run, batches)
     set_modes(state.network, settings.norm == "frozen")
@@ -139,8 +143,10 @@ def train_epoch(run: Run, loader: TrainingLoader) -> None:
     with Progress(state.epoch, settings.epochs, images, state.done, shown=distributed.is_main()) as bar:
         for window in windows:
             rates = run.schedule.rates(state.epoch + (window.done + window.images) / images)
-            with distributed.together(run.device):
+            held: list[Batch] = []
+            with distributed.together(run.device), suppress(StopWaiting):
                 held = list(islice(batches, window.accumulate))
+            stop_if_asked(run)
             report = recover.take(run, window, held, rates)
             state.done = window.done + window.images
             if report.applied:
@@ -150,13 +156,13 @@ def train_epoch(run: Run, loader: TrainingLoader) -> None:
             with distributed.together(run.device):
                 if saving.due(run):
                     saving.save(run)
-            stop_if_asked(run)
 
 
-def my_micro_batches(run: Run, windows: Sequence[Window], loader: TrainingLoader) -> Iterator[Batch]:
+def my_micro_batches(run: Run, windows: Sequence[Window]) -> Iterator[Batch]:
     """This rank's micro-batches of the windows, a blank one where it has no image."""
     mine = [micro for window in windows for micro in window.micro_batches[distributed.rank()]]
-    batches = loader.batches((run.state.epoch, micro) for micro in mine if micro)
+    plan = [(run.state.epoch, micro) for micro in mine if micro]
+    batches = run.loaders.training.batches(plan, run.interruption.end_wait)
     for micro in mine:
         yield next(batches) if micro else blank_batch(run.settings.imgsz)
 
@@ -184,19 +190,19 @@ def pictured(run: Run, batches: Iterable[Batch], most: int = 3) -> Iterator[Batc
 
 def validate(run: Run, network: Network) -> Evaluation | None:
     """A network's evaluation on the validation images, on the main rank; all ranks share the work."""
-    alone = distributed.world_size() == 1
     size = run.settings.val_batch or run.state.batch
-    batches = validation_batches(run.validation, size, run.workers, distributed.rank(), distributed.world_size())
-    with distributed.together(run.device):
-        found = dict(
-            detect(
-                network,
-                batches,
-                device=run.device,
-                autocast=run.state.precision.autocast,
-                on_batch=(lambda images: stop_if_asked(run)) if alone else None,  # ranks have not equally many batches
-            )
+    share = distributed.rank(), distributed.world_size()
+    batches = run.loaders.validation.batches(size, *share, run.interruption.end_wait)
+    found: dict[int, Detections] = {}
+    with distributed.together(run.device), suppress(StopWaiting):
+        found |= detect(
+            network,
+            batches,
+            device=run.device,
+            autocast=run.state.precision.autocast,
+            on_batch=lambda images: run.interruption.end_wait(),
         )
+    stop_if_asked(run)
     everywhere = {index: one for part in distributed.gather(found) for index, one in part.items()}
     if not distributed.is_main():
         return None

@@ -11,6 +11,7 @@ import torch
 from detector import distributed
 from detector.config import Settings
 from detector.data.dataset import TrainingSet, ValidationSet
+from detector.data.loader import Loaders
 from detector.evaluation.coco import GroundTruth
 from detector.evaluation.evaluate import ground_truth_of
 from detector.run.interrupt import Interruption
@@ -36,7 +37,8 @@ class Run:
     state: RunState
     gradients: distributed.GradientSum
     say: Say
-    interruption: Interruption = field(default_factory=Interruption)
+    interruption: Interruption
+    loaders: Loaders | None = None  # while it trains
     folder: Path = Path()  # known once all else is
     last_save: float = field(default_factory=time.monotonic)
     put_off: bool = False  # whether the last epoch's last.pt is still to be written
