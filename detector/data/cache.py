@@ -6,8 +6,6 @@ same image write the same bytes. A spawned worker cannot inherit the map and kee
 """
 
 import mmap
-import os
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +14,7 @@ from detector.data.image import fit_long_side, fitted_size, read_rgb
 from detector.data.index import Index
 from detector.distributed import local_world_size
 from detector.errors import DataError
+from detector.memory import available_memory
 
 AUTO_SHARE = 0.25  # of the available memory, for all processes of a run on this machine together
 AUTO_LIMIT = 8 * 2**30  # bytes
@@ -71,22 +70,3 @@ class ImageCache:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._allocate()
-
-
-def available_memory() -> int:
-    """Bytes that can be taken without swapping, within the container's limit; 0 when the system does not say."""
-    limits = []
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        limits.append(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")))
-    except (OSError, StopIteration):
-        try:
-            limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
-        except (AttributeError, OSError, ValueError):
-            return 0
-    try:
-        limit, used = (Path("/sys/fs/cgroup", name).read_text().strip() for name in ("memory.max", "memory.current"))
-        limits.append(int(limit) - int(used))
-    except (OSError, ValueError):  # no cgroup v2, or no limit in it
-        pass
-    return max(0, min(limits))
