@@ -107,7 +107,14 @@ def test_the_table_shows_every_trial_and_marks_one():
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [("4GiB", 4 * 2**30), ("4 gib", 4 * 2**30), ("8GB", 8 * 10**9), ("900M", 900 * 10**6), ("1.5Gi", 3 * 2**29)],
+    [
+        ("4GiB", 4 * 2**30),
+        ("4 gib", 4 * 2**30),
+        ("8GB", 8 * 10**9),
+        ("900M", 900 * 10**6),
+        ("1.5GiB", 3 * 2**29),
+        ("4 GB", 4 * 10**9),
+    ],
 )
 def test_memory_is_a_number_and_a_unit(text, count):
     assert parse_memory(text) == count
