@@ -26,7 +26,17 @@ GRACE = 5.0  # seconds that a process has to end by itself once another gave up
 
 def launched() -> bool:
     """Whether torchrun (or `launch`) started this process as one of several."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return launch_size() > 1
+
+
+def launch_size() -> int:
+    """Processes that torchrun started, joined or not; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def launch_rank() -> int:
+    """This process's number among them, joined or not."""
+    return int(os.environ.get("RANK", "0"))
 
 
 def local_rank() -> int:

@@ -1,8 +1,13 @@
 """Trials of `detector tune` and `batch: auto`: the image they use, the peaks they tell, and runs that rely on them."""
 
 import json
+import os
+import pickle
 import subprocess
 import sys
+import time
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +17,22 @@ import yaml
 from scenes import TINY, write_dataset
 from test_training import run
 
+from detector import commands, distributed
+from detector.commands.train import start
 from detector.config import Settings, load_settings
 from detector.data.batch import Sample
 from detector.errors import ConfigError
 from detector.fitting import trial
 from detector.fitting.crowd import heaviest
 from detector.fitting.fit import bench, budget, tried
-from detector.fitting.trial import Job, in_child
+from detector.fitting.rehearsal import Job
+from detector.fitting.search import SPARE
+from detector.memory import resident_memory
+from detector.run import loop
 from detector.run.build import indices
 
 MIB = 2**20
+ROOT, CPU = Path(__file__).parents[1], torch.device("cpu")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
 
 
@@ -55,16 +66,6 @@ def test_the_heaviest_image_has_more_boxes_than_any_of_training(data):
     assert len(heaviest(index, tiny(data, "mosaic=0.0")).classes) <= most
 
 
-def test_a_job_is_what_was_saved(tmp_path, data):
-    job = some_job(data, "batch=2")
-    job.save(tmp_path / "job.pt")
-    again = Job.load(tmp_path / "job.pt")
-    assert again.settings == job.settings
-    assert (again.accumulate, again.classes, again.images, tuple(again.shape)) == (4, 2, 10, (64, 64))
-    for one, other in zip(again.batch(), job.batch(), strict=True):
-        assert torch.equal(one, other)
-
-
 def some_job(data, *overrides):
     sample = Sample(
         np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8),
@@ -72,7 +73,8 @@ def some_job(data, *overrides):
         np.array([0, 1]),
         0,
     )
-    return Job(tiny(data, *overrides), 4, 2, 10, sample, (64, 64))
+    chosen = tiny(data, *overrides)
+    return Job(chosen, 4, *indices(chosen, silent), sample)
 
 
 # --- trials
@@ -83,33 +85,38 @@ def some_job(data, *overrides):
 def test_a_trial_measures_a_ballast_and_grows_with_the_batch(tmp_path, data):
     """The peak that a trial tells is that of its process: 200 MiB that are held beside it are in it."""
     code = "import sys, torch\nfrom detector.fitting import trial\n{}\ntrial.main(sys.argv[1])"
+    kept = {"one": 0, "ballast": 0, "many": 0, "kept": 100 * MIB}
     peaks = {}
     for name, batch, first in (
         ("one", 1, ""),
         ("ballast", 1, "held = torch.ones(50 * 2**20)"),  # 4 bytes each
         ("many", 64, ""),
+        ("kept", 1, ""),
     ):
-        some_job(data, f"batch={batch}").save(path := tmp_path / f"{name}.pt")
-        command = [sys.executable, "-c", code.format(first), str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])
-        found = json.loads(done.stdout)
+        job = replace(some_job(data, f"batch={batch}"), kept=kept[name])
+        (tmp_path / name).write_bytes(pickle.dumps(("measured", job, "cpu", 2**40)))
+        command = [sys.executable, "-c", code.format(first), tmp_path / name]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+            said = process.stdout.read()
+        found = json.loads(said)
         assert found["rate"] > 0
         peaks[name] = found["peak"] / MIB
     assert peaks["ballast"] - peaks["one"] == pytest.approx(200, abs=25)
     assert peaks["many"] > peaks["one"] + 25
+    assert peaks["kept"] - peaks["one"] == pytest.approx(100, abs=25)
 
 
 @LINUX
 @pytest.mark.slow
 def test_a_trial_that_takes_too_much_is_ended(data):
-    assert in_child(some_job(data, "batch=1"), 20 * MIB) == (None, None)
+    assert trial.measure(some_job(data, "batch=1"), CPU, 20 * MIB) == (None, None)
 
 
 @LINUX
 @pytest.mark.slow
 def test_a_trial_that_fails_for_another_reason_says_so(data):
     with pytest.raises(ConfigError, match=r"not for want of memory: .*no_such"):
-        in_child(some_job(data, "model=no_such.yaml"), 2**40)
+        trial.measure(some_job(data, "model=no_such.yaml"), CPU, 2**40)
 
 
 @LINUX
@@ -120,7 +127,8 @@ def test_tune_recommends_and_writes_what_trains(tmp_path, data, capsys):
     file.write_text("\n".join([*lines, "batch: 16", f"project: {tmp_path}", "plots: false", ""]))
     assert run("tune", file, "memory=4GiB", "--write", "--min-bn-batch", "2") == 0
     printed = capsys.readouterr().out
-    assert len([line for line in printed.splitlines() if line.startswith(("plain ", "stages ", "all "))]) == 6
+    tried = [line.split()[:2] for line in printed.splitlines() if line.startswith(("plain ", "stages ", "all "))]
+    assert tried == [["plain", "1"], ["plain", "2"]]  # all fit: checkpoints cannot be faster
     assert file.read_text().startswith("\n".join(lines))
     assert load_settings(Settings, file).batch == 2
     assert run("train", file, "name=run") == 0
@@ -172,6 +180,119 @@ def test_batch_auto_is_one_number_for_all_processes(tmp_path, data):
     assert held["cut"] == [held["settings"]["batch"], 2 // held["settings"]["batch"], 2]
 
 
+@pytest.mark.parametrize(("rank", "events"), [("0", ["measured for 2", "joined", 2]), ("1", ["joined", "auto"])])
+def test_batch_auto_is_measured_by_one_process_before_they_are_joined(monkeypatch, data, rank, events):
+    seen = []
+
+    def choose_batch(settings, device, devices, say):
+        assert not distributed.active()
+        seen.append(f"measured for {devices}")
+        return settings.model_copy(update={"batch": 2})
+
+    @contextmanager
+    def process_group(device):
+        seen.append("joined")
+        yield
+
+    monkeypatch.setattr(distributed, "process_group", process_group)
+    monkeypatch.setattr(commands.train, "choose_batch", choose_batch)
+    monkeypatch.setattr(loop, "train", lambda settings, resume: seen.append(settings.batch))
+    for name, value in {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    start(tiny(data, "batch=auto", "device=cpu"), None)
+    assert seen == events
+
+
+def test_a_measurement_that_fails_fails_once_all_processes_can_hear_of_it(monkeypatch, data):
+    joined = []
+
+    def choose_batch(*arguments):
+        raise ConfigError("does not fit")
+
+    @contextmanager
+    def process_group(device):
+        joined.append(device)
+        yield
+
+    monkeypatch.setattr(commands.train, "choose_batch", choose_batch)
+    monkeypatch.setattr(distributed, "process_group", process_group)
+    with pytest.raises(ConfigError, match="does not fit"):
+        start(tiny(data, "batch=auto"), None)
+    assert joined == [CPU]
+
+
+def test_a_trial_is_told_nothing_of_the_run_that_it_is_for(monkeypatch):
+    """Else it would wait for the other ranks of a run, or divide the machine among them."""
+    theirs = dict.fromkeys(
+        ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
+         "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE",
+         "TORCHELASTIC_RESTART_COUNT"), "1"
+    )  # fmt: skip
+    for name in theirs:
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    real, given = subprocess.Popen, []
+
+    def popen(command, env, **options):
+        given.append(env)
+        return real([sys.executable, "-c", "print(5)"], **options)
+
+    monkeypatch.setattr(trial.subprocess, "Popen", popen)
+    assert trial.in_child(("free", "cpu"), float("inf")) == (0, "5")
+    assert not given[0].keys() & theirs.keys()
+    assert given[0].keys() == os.environ.keys() - theirs.keys()
+    assert given[0]["CUDA_VISIBLE_DEVICES"] == "3"
+
+
+@LINUX
+@pytest.mark.slow
+def test_no_trial_outlives_the_process_that_started_it(tmp_path):
+    """Even where that is killed in such a way that it can do nothing about it."""
+    code = (
+        "import time\nfrom detector.fitting import trial\n"
+        "class Asleep:\n    def __reduce__(self): return time.sleep, (1000,)\n"  # a question that takes long to read
+        "trial.in_child(Asleep(), float('inf'))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as parent:
+        child = until(lambda: Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split())[0]
+        assert resident_memory(process=child) > 0
+        parent.kill()
+    assert until(lambda: resident_memory(process=child) == 0)
+
+
+def until(found):
+    """What `found` returns once it is something; pytest's timeout ends the waiting."""
+    while not (answer := found()):
+        time.sleep(0.05)
+    return answer
+
+
+@LINUX
+@pytest.mark.slow
+def test_a_run_keeps_what_a_trial_promised(tmp_path):
+    """A run whose main process is killed as soon as it takes more than the memory that the trial fits ends well.
+
+    With everything that takes memory beside the steps: images loaded in the process itself, pictures, metrics,
+    checkpoints, the last evaluation.
+    """
+    data = write_dataset(tmp_path / "data", train=24, val=60, size=160)
+    words = (f"data={data}", f"model={TINY}", "imgsz=160", "nbs=8", "batch=4", "workers=0", "amp=fp32", "epochs=2")
+    here = bench(load_settings(Settings, None, [*words, "device=cpu"]), CPU, 1, 4 * 2**30, silent)
+    found = here.measure("plain", next(cut for cut in here.planned() if cut.batch == 4))
+    memory = found.peak / (1 - SPARE)
+    command = [sys.executable, "-m", "detector", "train", *words, "device=cpu", f"project={tmp_path}", "name=run"]
+    peak = 0
+    with subprocess.Popen(command, cwd=ROOT) as process:
+        while process.poll() is None:
+            peak = max(peak, resident_memory("VmHWM", process.pid))
+            if peak > memory:
+                process.kill()
+            time.sleep(0.01)
+    assert process.returncode == 0
+    assert (tmp_path / "run" / "validation.jpg").exists()
+    assert 0.85 * found.peak < peak < memory
+
+
 def test_batch_auto_that_cannot_fit_names_the_ways_out(monkeypatch, data, capsys):
     monkeypatch.setattr(trial, "measure", lambda job, device, limit: trial.Measured(None, None))
     assert run("train", f"data={data}", f"model={TINY}", "imgsz=64", "device=cpu", "batch=auto") == 2
@@ -182,50 +303,61 @@ class Card:
     """A GPU's numbers: 8 of 10 GiB free, of which this process takes 3 at its peak, and 1 for kernels."""
 
     def __init__(self, monkeypatch):
-        self.fractions, self.emptied, self.others = [], 0, 2 * 2**30
+        self.fractions, self.others = [], 2 * 2**30
         for name, value in {
             "mem_get_info": lambda device: (10 * 2**30 - self.others, 10 * 2**30),
             "memory_reserved": lambda device: 0,
             "max_memory_reserved": lambda device: 3 * 2**30,
-            "reset_peak_memory_stats": lambda device: None,
             "set_per_process_memory_fraction": lambda share, device: self.fractions.append(share),
-            "empty_cache": self.empty,
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
-
-    def empty(self):
-        self.emptied += 1
 
     def take(self, job, device):
         self.others += 2**30
         return 50.0
 
 
-def test_a_trial_on_a_gpu_is_held_to_its_limit_and_leaves_nothing(monkeypatch, data):
+def test_a_trial_on_a_gpu_is_held_to_its_limit(monkeypatch, data):
     """The bookkeeping alone, with a GPU that is none: what the allocator is asked, and what becomes of its answers."""
-    device, job, card = torch.device("cuda", 0), some_job(data, "batch=2"), Card(monkeypatch)
-    monkeypatch.setattr(trial, "run", card.take)
-    assert trial.measure(job, device, 5 * 2**30) == (4 * 2**30, 50.0)
-    assert (card.fractions, card.emptied) == ([0.5, 1.0], 1)
+    job, card = some_job(data, "batch=2"), Card(monkeypatch)
+    monkeypatch.setattr(trial, "rehearse", card.take)
+    assert trial.measured(job, "cuda:0", 5 * 2**30) == {"peak": 4 * 2**30, "rate": 50.0}
+    assert card.fractions == [0.5]
 
     def refuse(error):
-        def run(job, device):
+        def rehearse(job, device):
             raise error
 
-        return run
+        return rehearse
 
     for error in (torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUBLAS_STATUS_ALLOC_FAILED")):
-        monkeypatch.setattr(trial, "run", refuse(error))
-        assert trial.measure(job, device, 5 * 2**30) == (None, None)
-    assert (card.fractions[-2:], card.emptied) == ([0.5, 1.0], 3)
-    monkeypatch.setattr(trial, "run", refuse(RuntimeError("another mistake")))
+        monkeypatch.setattr(trial, "rehearse", refuse(error))
+        assert trial.measured(job, "cuda:0", 5 * 2**30) == {"peak": None, "rate": None}
+    monkeypatch.setattr(trial, "rehearse", refuse(RuntimeError("another mistake")))
     with pytest.raises(RuntimeError, match="another mistake"):
-        trial.measure(job, device, 5 * 2**30)
-    assert card.fractions[-1] == 1.0
+        trial.measured(job, "cuda:0", 5 * 2**30)
+
+
+def test_a_gpu_is_measured_in_a_process_of_its_own(monkeypatch, data):
+    """The process that asks makes no context on the GPU, which would take memory there: it calls nothing of CUDA."""
+    asked = []
+
+    def in_child(question, most):
+        asked.append((question[0], most))
+        return 0, "123" if question[0] == "free" else '{"peak": 5, "rate": 2.0}'
+
+    for name in ("mem_get_info", "memory_reserved", "set_per_process_memory_fraction", "_lazy_init"):
+        monkeypatch.setattr(torch.cuda, name, None)
+    monkeypatch.setattr(trial, "in_child", in_child)
+    here = bench(tiny(data), torch.device("cuda", 1), 2, None, silent)
+    assert here.memory == 123
+    found = here.measure("all + offload", here.planned()[0])
+    assert (found.peak, found.rate, found.fits) == (5, 2.0, True)
+    assert asked == [("free", float("inf")), ("measured", float("inf"))]
 
 
 def test_what_a_gpu_has_is_what_is_free_or_given_less_the_context(monkeypatch):
-    Card(monkeypatch)
+    monkeypatch.setattr(trial, "free_on", lambda device: 8 * 2**30)
     device = torch.device("cuda", 0)
     assert budget(device, 2, None) == 8 * 2**30
     assert budget(device, 2, 4 * 2**30) == 4 * 2**30 - 512 * MIB
@@ -243,5 +375,5 @@ def test_trials_of_a_mode_have_its_settings(monkeypatch, data):
     here = bench(tiny(data), torch.device("cpu"), 1, 450 * MIB, silent)
     found = tried(here.measure, here.settings, here.modes(), here.planned(), silent)
     plain = [(1, "off", 8), (2, "off", 4), (4, "off", 2), (8, "off", 1)]
-    assert seen[:6] == [*plain, (1, "stages", 8), (2, "stages", 4)]  # 6 would make windows far from nbs
+    assert seen == [*plain, (8, "stages", 1), (8, "all", 1)]  # 6 would make windows far from nbs
     assert [(one.batch, one.fits) for one in found[:4]] == [(1, True), (2, True), (4, True), (8, False)]  # of 405 MiB

@@ -1,5 +1,8 @@
 """The rules of `detector tune` on made-up trials: what is tried, what is recommended, and what is written."""
 
+import io
+import sys
+
 import pytest
 import torch
 from test_training import run
@@ -8,7 +11,7 @@ from detector.cli import parse
 from detector.commands.tune import write
 from detector.config import Settings, TuneSettings, load_settings
 from detector.errors import ConfigError
-from detector.fitting.fit import budget
+from detector.fitting.fit import budget, tried
 from detector.fitting.search import Trial, cuts, parse_memory, recommend, search, table
 from detector.step.plan import Cut
 
@@ -62,6 +65,49 @@ def test_the_search_stops_after_the_first_that_does_not_fit_and_tries_the_middle
         assert 48 not in asked  # a window of 48 would be another run
 
 
+@pytest.mark.parametrize(
+    ("most", "expected"),
+    [
+        ({"plain": 64}, "plain 1 2 4 8 16 32 64"),  # all fit: no other mode is better
+        ({"plain": 12, "stages": 16, "all": 64}, "plain 1 2 4 8 12 16 stages 16 24 32 all 32 64"),
+        ({"plain": 8, "stages": 12, "all": 12}, "plain 1 2 4 8 12 16 stages 12 16 all 14 16"),
+        ({"plain": 0, "stages": 0, "all": 2}, "plain 1 stages 1 all 1 2 3 4"),
+    ],
+)
+def test_a_mode_is_tried_only_where_no_plainer_one_fits(most, expected):
+    chosen = settings()
+
+    def measure(mode, cut):
+        return made(mode, cut.batch, cut.batch, 1.0, cut.batch <= most[mode])
+
+    found = tried(measure, chosen, [*most], cuts(chosen, 1, 1000), lambda text: None)
+    words = [f"{mode} {' '.join(str(one.batch) for one in found if one.mode == mode)}".strip() for mode in most]
+    assert " ".join(words) == expected
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_trials_are_told_as_they_come_with_a_bar_on_a_terminal_alone(monkeypatch, stream):
+    monkeypatch.setattr(sys, "stderr", shown := stream())
+    said = []
+    tried(
+        lambda mode, cut: made(mode, cut.batch, 90, 2.0),
+        settings("nbs=4"),
+        ["plain"],
+        [Cut(1, 4), Cut(2, 2)],
+        said.append,
+    )
+    assert [text.split(",")[0] for text in said] == ["tried     batch 1", said[1], "tried     batch 2"]
+    assert (
+        said[1] == "time      about 0:06 for the other trials"
+    )  # 3 steps of 4 micro-batches, 1 image each more, at 2/s
+    assert ("trials" in shown.getvalue()) == (stream is Terminal)
+
+
 # --- what is recommended
 
 
@@ -107,7 +153,14 @@ def test_the_table_shows_every_trial_and_marks_one():
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [("4GiB", 4 * 2**30), ("4 gib", 4 * 2**30), ("8GB", 8 * 10**9), ("900M", 900 * 10**6), ("1.5Gi", 3 * 2**29)],
+    [
+        ("4GiB", 4 * 2**30),
+        ("4 gib", 4 * 2**30),
+        ("8GB", 8 * 10**9),
+        ("900M", 900 * 10**6),
+        ("1.5GiB", 3 * 2**29),
+        ("4 GB", 4 * 10**9),
+    ],
 )
 def test_memory_is_a_number_and_a_unit(text, count):
     assert parse_memory(text) == count

@@ -1,6 +1,7 @@
 """`detector train`, and `train` for Python."""
 
 import argparse
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import yaml
 from detector import distributed
 from detector.config import Settings, file_and_overrides, load_settings
 from detector.device import choose_device, choose_devices
-from detector.errors import ConfigError
+from detector.errors import ConfigError, DetectorError
 from detector.fitting.fit import choose_batch
 from detector.run import loop
 from detector.run.loop import TrainResult, say_now
@@ -44,21 +45,29 @@ def train(config: str | Path | None = None, **settings: Any) -> TrainResult:
 
 
 def start(settings: Settings, resume: Resume | None) -> TrainResult:
-    """Train, once `batch: auto` is a number: the main process measures, and all take what it found."""
+    """Train, once `batch: auto` is a number: the main process measures, and all take what it found.
+
+    It does so before the processes are joined: a trial is none of theirs, and until then no GPU has been touched.
+    """
     device = choose_device(settings.device)
+    outcome: Future[Settings] = Future()
+    if settings.batch == "auto" and distributed.launch_rank() == 0:
+        measure(outcome, settings, device)
+    else:
+        outcome.set_result(settings)
     with distributed.process_group(device):
-        if settings.batch == "auto":
-            with distributed.together(device):
-                settings = measured(settings, device)
-            settings = distributed.from_main(settings)
+        with distributed.together(device):
+            settings = outcome.result()
+        settings = distributed.from_main(settings)
         return loop.train(settings, resume)
 
 
-def measured(settings: Settings, device: torch.device) -> Settings:
-    """The settings with a batch that fits; on other ranks than the main one as they are."""
-    if not distributed.is_main():
-        return settings
-    return choose_batch(settings, device, distributed.world_size(), say_now)
+def measure(outcome: "Future[Settings]", settings: Settings, device: torch.device) -> None:
+    """Set the outcome: the settings with a batch that fits, or why there are none."""
+    try:
+        outcome.set_result(choose_batch(settings, device, distributed.launch_size(), say_now))
+    except DetectorError as error:
+        outcome.set_exception(error)
 
 
 def _plain(value: Any) -> Any:

@@ -9,9 +9,7 @@ none: an image counts as kept for a process once that process has seen pixels th
 looks at once. Then, too, what a killed worker left half written is written anew.
 """
 
-import os
 import zlib
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -21,6 +19,7 @@ from detector.data.index import Index
 from detector.data.shared import SharedMemory
 from detector.distributed import local_world_size
 from detector.errors import DataError
+from detector.memory import available_memory
 
 AUTO_SHARE = 0.25  # of the available memory, for all processes of a run on this machine together
 AUTO_LIMIT = 8 * 2**30  # bytes
@@ -83,22 +82,3 @@ class ImageCache:
 def _checksum(pixels: np.ndarray) -> int:
     """Of contiguous pixels; never 0."""
     return zlib.crc32(pixels.reshape(-1)) + 1
-
-
-def available_memory() -> int:
-    """Bytes that can be taken without swapping, within the container's limit; 0 when the system does not say."""
-    limits = []
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        limits.append(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")))
-    except (OSError, StopIteration):
-        try:
-            limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
-        except (AttributeError, OSError, ValueError):
-            return 0
-    try:
-        limit, used = (Path("/sys/fs/cgroup", name).read_text().strip() for name in ("memory.max", "memory.current"))
-        limits.append(int(limit) - int(used))
-    except (OSError, ValueError):  # no cgroup v2, or no limit in it
-        pass
-    return max(0, min(limits))

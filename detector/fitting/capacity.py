@@ -1,34 +1,23 @@
-"""How much memory there is, and how much a process takes."""
-
-from pathlib import Path
+"""How much memory there is for a run, and how much a process takes."""
 
 import torch
 
-from detector.data.cache import available_memory
 from detector.errors import ConfigError
+from detector.memory import available_memory, resident_memory
 
 
 def resident(field: str, process: int | str = "self") -> int:
-    """Bytes of a process in memory: now (VmRSS), or at most so far (VmHWM); 0 for one that has ended.
-
-    Not getrusage's ru_maxrss, which a process inherits from the one that started it. ConfigError where there is no
-    /proc.
-    """
-    try:
-        status = Path(f"/proc/{process}/status").read_text()
-    except ProcessLookupError:
-        return 0
-    except OSError:
-        if process != "self" and Path("/proc/self/status").exists():
-            return 0
-        raise ConfigError("memory on a CPU is measured on Linux only; give the batch as a number") from None
-    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{field}:")), 0)
+    """`resident_memory`. Raises ConfigError where the system does not say."""
+    held = resident_memory(field, process)
+    if held is None:
+        raise ConfigError("memory on a CPU is measured on Linux only; give the batch as a number")
+    return held
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that this process can still take on a device; what other processes hold there is not free."""
+    """Bytes that this process may hold on a device, with those that it holds; what others hold is not free."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     if device.type == "cpu":
-        return available_memory()
+        return available_memory() + resident("VmRSS")
     raise ConfigError(f"device={device}: memory is measured on Linux CPUs and on CUDA GPUs; give the batch as a number")

@@ -1,20 +1,24 @@
 """What fits a device: trials of a run's ways to take a step, and `batch: auto`."""
 
 import os
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from tqdm import tqdm
 
+from detector import distributed
 from detector.config import Settings
-from detector.data.dataset import ValidationSet
+from detector.data.index import Index
+from detector.data.loader import worker_count
 from detector.errors import ConfigError
 from detector.fitting import trial
-from detector.fitting.capacity import free_memory
 from detector.fitting.crowd import heaviest
+from detector.fitting.rehearsal import LEAST, MICRO_BATCHES, Job
 from detector.fitting.search import MODES, SPARE, Trial, cuts, mode_of, modes_on, recommend, search, size
-from detector.fitting.trial import Job
-from detector.run.build import indices
+from detector.reporting.progress import clock
+from detector.run.build import indices, training_set
 from detector.run.run import Say
 from detector.step.plan import Cut
 
@@ -38,13 +42,12 @@ class Bench:
         return modes_on(self.device.type)
 
     def planned(self) -> list[Cut]:
-        return cuts(self.settings, self.devices, self.job.images)
+        return cuts(self.settings, self.devices, len(self.job.training))
 
     def measure(self, mode: str, cut: Cut) -> Trial:
         """A trial on the device, with the spare share of the memory left alone."""
         checkpoint, offload = MODES.get(mode, (self.settings.checkpoint, self.settings.offload))
-        device = "cpu" if self.device.type == "cpu" else self.settings.device
-        update = {"batch": cut.batch, "checkpoint": checkpoint, "offload": offload, "device": device}
+        update = {"batch": cut.batch, "checkpoint": checkpoint, "offload": offload, "device": str(self.device)}
         job = self.job.with_cut(self.settings.model_copy(update=update), cut.accumulate)
         limit = int(self.memory * (1 - SPARE))
         peak, rate = trial.measure(job, self.device, limit)
@@ -57,41 +60,74 @@ def bench(settings: Settings, device: torch.device, devices: int, memory: int | 
     The data set's index is read, and its most crowded images; nothing is kept or written.
     """
     training, validation = indices(settings, say)
-    images = ValidationSet(validation, settings.imgsz)
-    shapes = [images.shape(i) for i in range(len(images))]
-    job = Job(
-        settings=settings,
-        accumulate=1,
-        classes=len(training.names),
-        images=len(training),
-        sample=heaviest(training, settings),
-        shape=max(shapes, key=lambda shape: shape[0] * shape[1], default=(settings.imgsz, settings.imgsz)),
-    )
-    return Bench(settings, device, budget(device, devices, memory), devices, job)
+    job = Job(settings, 1, training, validation, heaviest(training, settings), kept_images(training, settings))
+    here = distributed.local_world_size() if distributed.launched() else devices
+    return Bench(settings, device, budget(device, here, memory), devices, job)
+
+
+def kept_images(training: Index, settings: Settings) -> int:
+    """Bytes of the image cache that the run's own process touches: with loader processes it is they who fill it."""
+    cache = training_set(training, settings).cache
+    return cache.bytes if cache.enabled and worker_count(settings.workers) == 0 else 0
 
 
 def budget(device: torch.device, devices: int, memory: int | None) -> int:
-    """Bytes that the process of one device may take: of a GPU what its context leaves, of the host a share."""
+    """Bytes that the process of one device may take: of a GPU what its context leaves, of the host a share.
+
+    `devices` are those of this machine.
+    """
     if device.type != "cuda":
-        return (free_memory(device) if memory is None else memory) // devices
-    free = free_memory(device)  # which also makes the context
+        return (trial.free_on(device) if memory is None else memory) // devices
+    free = trial.free_on(device)
     return free if memory is None else min(free, memory - CUDA_CONTEXT)
 
 
-def tried(measure: Measure, settings: Settings, modes: Iterable[str], planned: list[Cut], say: Say) -> list[Trial]:
-    """The trials of each mode, told as they come."""
+def tried(measure: Measure, settings: Settings, modes: Sequence[str], planned: list[Cut], say: Say) -> list[Trial]:
+    """The trials of each mode, told as they come; on a terminal with a bar below.
+
+    A mode is tried with the micro-batches that fit no plainer one: where both fit, it is never the faster.
+    """
     found: list[Trial] = []
+    with tqdm(total=len(planned) + len(modes) - 1, desc="trials", disable=None, leave=False) as bar:
 
-    def told(mode: str, cut: Cut) -> Trial:
-        one = measure(mode, cut)
-        peak = "takes too much" if one.peak is None else f"takes {size(one.peak)}"
-        rate = "" if one.rate is None else f", {one.rate:.1f} images/s"
-        say(f"tried     batch {cut.batch}, {mode}: {peak}{rate}{'' if one.fits else '; does not fit'}")
-        return one
+        def told(mode: str, cut: Cut) -> Trial:
+            start = time.perf_counter()
+            found.append(measure(mode, cut))
+            seconds = time.perf_counter() - start
+            bar.total = max(bar.total, len(found))
+            bar.update()
+            with bar.external_write_mode():
+                say(line(found[-1]))
+                if len(found) == 1 and (more := to_come(found[0], planned, len(modes), seconds)):
+                    say(f"time      about {clock(more)} for the other trials")
+            return found[-1]
 
-    for mode in modes:
-        found += search(settings, planned, lambda cut, mode=mode: told(mode, cut))
-    return found
+        ordered: list[Trial] = []
+        for mode in modes:
+            fitted = max((one.cut for one in found if one.fits), key=lambda cut: cut.batch, default=None)
+            left = [cut for cut in planned if fitted is None or cut.batch > fitted.batch]
+            ordered += search(settings, left, lambda cut, mode=mode: told(mode, cut), fitted)
+    return ordered
+
+
+def line(one: Trial) -> str:
+    """A trial in words."""
+    peak = "takes too much" if one.peak is None else f"takes {size(one.peak)}"
+    rate = "" if one.rate is None else f", {one.rate:.1f} images/s"
+    return f"tried     batch {one.batch}, {one.mode}: {peak}{rate}{'' if one.fits else '; does not fit'}"
+
+
+def to_come(first: Trial, planned: Sequence[Cut], modes: int, seconds: float) -> float:
+    """Seconds of the trials after the first, which took `seconds`: each of the others once, the last in each mode.
+
+    Not more than a guess, as none knows what will fit.
+    """
+
+    def of(cut: Cut) -> float:
+        images = (1 + LEAST) * MICRO_BATCHES * (cut.batch - first.batch)
+        return seconds + (images / first.rate if first.rate else 0.0)
+
+    return sum(map(of, planned[1:])) + (modes - 1) * of(planned[-1])
 
 
 def choose_batch(settings: Settings, device: torch.device, devices: int, say: Say) -> Settings:

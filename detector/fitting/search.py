@@ -1,14 +1,16 @@
-"""Which micro-batch, and which way of keeping activations: what is tried, and which of it is recommended. No torch.
+"""Which micro-batch, and which way of keeping activations: what is tried, and which of it is recommended.
 
 The limit is found by trial and never by extrapolation: what did not run in the memory is not recommended.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
 from detector.config import Settings
 from detector.errors import ConfigError
+from detector.reporting.table import aligned
 from detector.step.plan import Cut, nominal_cut
 
 Kept = tuple[Literal["off", "stages", "all"], bool]
@@ -25,7 +27,6 @@ COST = {"plain": 1.0, "stages": 1.25, "all": 1.35, "offload": 2.0, "all + offloa
 SPARE = 0.1  # share of the memory that a recommended way leaves free
 NOISE = 0.1  # images/s that differ by less are the same: a machine is never quite to itself
 STRAY = 1 / 8  # a window further from nbs than this share would be another run
-UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 class Trial(NamedTuple):
@@ -86,16 +87,21 @@ def near(cut: Cut, settings: Settings) -> bool:
     return abs(cut.window - nominal) <= STRAY * nominal
 
 
-def search(settings: Settings, planned: Sequence[Cut], measure: Callable[[Cut], Trial]) -> list[Trial]:
-    """Try the cuts in turn until one does not fit; then the middle between it and the last that does."""
+def search(
+    settings: Settings, planned: Sequence[Cut], measure: Callable[[Cut], Trial], fitted: Cut | None = None
+) -> list[Trial]:
+    """Try the cuts in turn until one does not fit; then the middle between it and the last that does.
+
+    `fitted`: a smaller cut that need not be tried.
+    """
     found: list[Trial] = []
     for cut in planned:
         found.append(measure(cut))
         if not found[-1].fits:
             break
-    if len(found) > 1 and not found[-1].fits:
-        low, high = found[-2].cut, found[-1].cut
-        middle = cut_of(settings, (low.batch + high.batch) // 2, low.devices)
+    low = found[-2].cut if len(found) > 1 else fitted
+    if low is not None and found and not found[-1].fits:
+        middle = cut_of(settings, (low.batch + found[-1].batch) // 2, low.devices)
         if middle.batch > low.batch and near(middle, settings):
             found.insert(-1, measure(middle))
     return found
@@ -134,16 +140,7 @@ def table(trials: Sequence[Trial], norm: str, chosen: Trial | None) -> str:
         peak = "over" if one.peak is None else size(one.peak)
         counts = (str(number) for number in (one.batch, one.cut.accumulate, one.cut.window))
         rows.append((one.mode, *counts, str(seen or "-"), peak, rate, ("yes" if one.fits else "no") + mark))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    last = len(widths) - 1
-    lines = [
-        "  ".join(
-            text.ljust(width) if column in (0, last) else text.rjust(width)
-            for column, (text, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-    return "\n".join(lines)
+    return "\n".join(aligned(rows, left=(0, len(rows[0]) - 1)))
 
 
 def size(count: int) -> str:
@@ -152,11 +149,13 @@ def size(count: int) -> str:
 
 
 def parse_memory(text: str) -> int:
-    """Bytes of '4GiB', '4.5 GB' or '900M'; Gi is 2^30 and G is 10^9. Raises ConfigError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)b?\s*", text.lower())
-    if match is None:
-        raise ConfigError(f"memory={text}: a number and a unit: memory=4GiB, memory=900MiB or memory=8GB")
-    count = int(float(match[1]) * UNITS[match[2]])
+    """Bytes of '4GiB', '4.5 GB' or '900M'; GiB is 2^30 and G is 10^9. Raises ConfigError."""
+    try:
+        count = int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
+        count = 0
     if count < 2**20:
-        raise ConfigError(f"memory={text}: less than 1 MiB; no step fits in that")
+        raise ConfigError(
+            f"memory={text}: a number and a unit: memory=4GiB, memory=900MiB or memory=8GB; 1MiB at least"
+        )
     return count

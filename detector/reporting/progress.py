@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TextIO
 
 from tqdm import tqdm
+
+from detector.memory import resident_memory
 
 
 class Progress:
@@ -110,11 +110,8 @@ def clock(seconds: float) -> str:
 
 def process_memory() -> int:
     """Bytes of memory this process holds now, or where the system does not say so (not Linux) its peak, or 0."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        pass
+    if (held := resident_memory()) is not None:
+        return held
     try:
         import resource
     except ImportError:  # Windows

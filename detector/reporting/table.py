@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +53,27 @@ def format_class_table(evaluation: Evaluation, names: Sequence[str]) -> str:
         )
         counts = str(int(evaluation.class_images[c])), str(int(evaluation.class_instances[c]))
         lines.append((name, *counts, *map(_share, values)))
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    text = ["  ".join((line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:]))) for line in lines]
-    text.insert(1, "  ".join("-" * width for width in widths))
+    text = aligned(lines, rule=True)
     text.append(f"P and R at confidence {curves.best_confidence:.3f}, where the mean F1 is highest")
     return "\n".join(text)
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,), rule: bool = False) -> list[str]:
+    """Lines of text whose columns stand below each other, the first row being the head; `left` begin at the left.
+
+    rule: a line of dashes is under the head.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(
+            text.ljust(width) if column in left else text.rjust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    if rule:
+        lines.insert(1, "  ".join("-" * width for width in widths))
+    return lines
 
 
 def _csv_value(value: Any) -> Any:

@@ -1,0 +1,166 @@
+"""A run in miniature: all that takes memory in a run, once, and how fast its steps are.
+
+What comes once an epoch or once a run (checkpoints, the evaluation, its metrics and its pictures) stands between the
+first step and those that are timed: the libraries that it loads, and what is left of it, are there at a step's peak.
+"""
+
+import copy
+import hashlib
+import io
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from detector import checkpoint_file
+from detector.config import Settings
+from detector.data.batch import Batch, Sample, collate
+from detector.data.dataset import ValidationSet
+from detector.data.image import Letterbox
+from detector.data.index import Index
+from detector.data.loader import worker_count
+from detector.distributed import GradientSum
+from detector.evaluation.evaluate import Evaluation, detect, ground_truth_of, judge
+from detector.model.network import Network
+from detector.model.selection import Detections
+from detector.precision import choose_precision
+from detector.reporting.draw import save_image
+from detector.reporting.plots import plot_history
+from detector.reporting.samples import training_batch_image
+from detector.reporting.summary import draw_evaluation
+from detector.run.build import chosen_optimizer, gains_of, prepared_network, step_rules, training_set
+from detector.step.ema import Ema
+from detector.step.optim import build_optimizer
+from detector.step.plan import Window
+from detector.step.schedule import Rates
+from detector.step.state import TrainState
+from detector.step.statistics import set_modes
+from detector.step.step import train_window
+
+AT_REST = {"weights": 0.0, "norms": 0.0, "biases": 0.0}  # all the work, and weights that stay
+MICRO_BATCHES = 4  # of a trial's window: gradients are there while all but the first run
+SECONDS, LEAST, MOST = 1.0, 2, 5  # steps are timed for a second, but two at least and five at most
+TRIES = 20  # fp16 finds its loss scale, and only then there are averages and momentum
+LOADED = 8  # images that are augmented where a run does so in its own process
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a trial needs to know of a run."""
+
+    settings: Settings  # with the batch, checkpoint and offload to try, and one device
+    accumulate: int
+    training: Index
+    validation: Index
+    sample: Sample  # the image of which all micro-batches consist
+    kept: int = 0  # bytes of images that the run's own process keeps, which a trial does not load
+
+    def batch(self) -> Batch:
+        """A micro-batch; all its images are equally crowded."""
+        return collate([self.sample] * self.settings.batch)
+
+    def with_cut(self, settings: Settings, accumulate: int) -> "Job":
+        return replace(self, settings=settings, accumulate=accumulate)
+
+
+def rehearse(job: Job, device: torch.device) -> float:
+    """Do once what a run does; images a second of its steps."""
+    settings = job.settings
+    held = [job.batch() for _ in range(job.accumulate)]  # a run holds the images of its whole window
+    state, step = prepared(job, device)
+    with tempfile.TemporaryDirectory() as folder:
+        load_and_draw(job, held[0], Path(folder))
+        for _ in range(TRIES):
+            if step():
+                break
+        best = save(state)
+        finish(job, state, best, device, Path(folder))
+    seconds: list[float] = []
+    while len(seconds) < LEAST or (len(seconds) < MOST and sum(seconds) < SECONDS):
+        start = time.perf_counter()
+        step()  # its report is on the host: the device is done
+        seconds.append(time.perf_counter() - start)
+    return settings.batch * micro_batches(job) / min(seconds)  # the fastest: what the machine disturbed least
+
+
+def micro_batches(job: Job) -> int:
+    """Micro-batches of a trial's window."""
+    return min(max(job.accumulate, 2), MICRO_BATCHES)
+
+
+def prepared(job: Job, device: torch.device) -> tuple[TrainState, Callable[[], bool]]:
+    """The state of a run, and a function that takes a step and says whether it was applied."""
+    settings, classes = job.settings, len(job.training.names)
+    network = prepared_network(settings, classes, device, None)
+    set_modes(network, settings.norm == "frozen")
+    steps = -(-len(job.training) // (settings.batch * job.accumulate)) * settings.epochs
+    optimizer = build_optimizer(network, chosen_optimizer(settings, steps, classes), settings.weight_decay)
+    state = TrainState(network, Ema(network), optimizer, choose_precision(settings.amp, device))
+    rules, rates = step_rules(settings, network), Rates(AT_REST, 0.9, gains_of(settings, network))
+    gradients, batch = GradientSum(network), job.batch()
+    window = Window(0, 0, ((tuple(range(settings.batch)),) * micro_batches(job),))
+
+    def step() -> bool:
+        on_device = (batch.to(device) for _ in range(window.accumulate))  # one at a time, as in a run
+        return train_window(state, gradients, rules, window, on_device, rates).applied
+
+    return state, step
+
+
+def load_and_draw(job: Job, batch: Batch, folder: Path) -> None:
+    """Augment images where a run does so itself, and draw a micro-batch."""
+    if worker_count(job.settings.workers) == 0:
+        training = training_set(job.training, job.settings.model_copy(update={"cache": False}))
+        for i in range(min(LOADED, len(training))):
+            training[0, i]
+    if job.settings.plots:
+        names = job.training.names
+        picture = training_batch_image(batch.images, batch.boxes_xyxy, batch.classes, batch.image_index, names)
+        save_image(folder / "training.jpg", picture)
+
+
+def save(state: TrainState) -> io.BytesIO:
+    """Serialise a checkpoint, and then the best one, which is returned; in memory, where a run does it, too."""
+    for contents in (state.state_dict(), {"ema": state.ema.network.state_dict()}):
+        checkpoint_file.not_finite(contents)
+        buffer = io.BytesIO()
+        torch.save(contents, buffer)
+        hashlib.sha256(buffer.getbuffer())
+    buffer.seek(0)
+    return buffer
+
+
+def finish(job: Job, state: TrainState, best: io.BytesIO, device: torch.device, folder: Path) -> None:
+    """Measure a second network, as a run ends, and draw what it found."""
+    settings = job.settings
+    network = copy.deepcopy(state.ema.network)
+    network.load_state_dict(torch.load(best, map_location="cpu", weights_only=True)["ema"])
+    found = detections(job, state, network, device)
+    if device.type != "cpu":  # what follows takes none of the device's memory
+        return
+    evaluation = evaluate(job, found)
+    if settings.plots:
+        row = {"epoch": 1.0, "box": 1.0, "cls": 1.0, "dfl": 1.0, "lr": 1.0, **evaluation.row()}
+        plot_history([row, {**row, "epoch": 2.0}], folder / "curves.png")
+        draw_evaluation(evaluation, ValidationSet(job.validation, settings.imgsz), job.validation.names, folder)
+
+
+def detections(job: Job, state: TrainState, network: Network, device: torch.device) -> list[Detections]:
+    """What is found in one batch of the largest validation shape."""
+    shapes = ValidationSet(job.validation, job.settings.imgsz)
+    height, width = max((shapes.shape(i) for i in range(len(shapes))), key=lambda shape: shape[0] * shape[1])
+    one = torch.from_numpy(job.sample.image)[:height, :width]
+    batch = job.settings.val_batch or job.settings.batch
+    letterboxes = [Letterbox(height, width, 1.0, 1.0, 0, 0)] * batch
+    images = one.expand(batch, *one.shape).contiguous()
+    batches = [(images, letterboxes, list(range(batch)))]
+    return [one for _, one in detect(network, batches, device=device, autocast=state.precision.autocast)]
+
+
+def evaluate(job: Job, found: list[Detections]) -> Evaluation:
+    """The metrics of the whole validation set, in each of whose images the same was found."""
+    everywhere = [Detections(*(field.clone() for field in found[i % len(found)])) for i in range(len(job.validation))]
+    return judge(ground_truth_of(job.validation), everywhere, job.validation.names)
