@@ -11,8 +11,9 @@ from test_step import new_state, step_of
 
 from detector import checkpoint_file
 from detector.checkpoint_file import not_finite
+from detector.classes import order_of
 from detector.errors import CheckpointError, ConfigError
-from detector.model.checkpoint import start_from
+from detector.model.checkpoint import network_of, start_from
 from detector.model.network import build_network
 from detector.run.state import RunState
 
@@ -135,13 +136,57 @@ def test_starting_from_weights_takes_what_fits_and_says_so(tmp_path):
     state = trained_state()
     path = saved_file(tmp_path, state)
     same = build_network(TINY, nc=2, seed=5)
-    assert start_from(same, path).endswith(f"{len(same.state_dict())} of {len(same.state_dict())} tensors")
+    assert start_from(same, path, ("a", "b")).endswith(f"{len(same.state_dict())} of {len(same.state_dict())} tensors")
     assert_same(dict(same.state_dict()), dict(state.ema.network.state_dict()))
     other = build_network(TINY, nc=5, seed=5)
-    assert "fresh for 5 classes" in start_from(other, path)
+    assert "fresh for 5 other classes" in start_from(other, path, "abcde")
     assert torch.equal(other.model[0].conv.weight, state.ema.network.model[0].conv.weight)
     with pytest.raises(ConfigError, match="another architecture"):
-        start_from(build_network("v11n", nc=2), path)
+        start_from(build_network("v11n", nc=2), path, ("a", "b"))
+
+
+def test_classes_are_told_by_their_names(tmp_path):
+    """In another order the network is the same function; other names at the same count start fresh."""
+    state = trained_state()
+    path = saved_file(tmp_path, state)
+    images = random_batch([1, 2]).network_input()
+    expected = state.ema.network.eval()(images).logits
+    turned = build_network(TINY, nc=2, seed=5)
+    assert "its classes in the data set's order" in start_from(turned, path, ("b", "a"))
+    torch.testing.assert_close(turned.eval()(images).logits, expected.flip(1))
+    other, untouched = (build_network(TINY, nc=2, seed=5) for _ in range(2))
+    assert "fresh for 2 other classes: 6 class tensors" in start_from(other, path, ("a", "c"))
+    for layer, fresh in zip(other.head.class_outputs, untouched.head.class_outputs, strict=True):
+        assert torch.equal(layer.weight, fresh.weight)
+    assert torch.equal(other.head.cv2[0][-1].weight, state.ema.network.head.cv2[0][-1].weight)
+
+
+@pytest.mark.parametrize(
+    ("names", "known", "order"),
+    [
+        ("abc", "abc", [0, 1, 2]),
+        ("cab", "abc", [2, 0, 1]),
+        ("abd", "abc", None),
+        ("ab", "abc", None),
+        ("aab", "aab", [0, 1, 2]),
+        ("aab", "aba", None),  # which a is which?
+    ],
+)
+def test_the_order_of_names(names, known, order):
+    assert order_of(names, known) == order
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused_by_name(tmp_path, value):
+    state = trained_state()
+    state.ema.network.model[0].conv.weight.data[0, 0, 0, 0] = value
+    path = saved_file(tmp_path, state)
+    for use in (
+        lambda: network_of(checkpoint_file.read(path), path),
+        lambda: start_from(build_network(TINY, nc=2), path, ("a", "b")),
+    ):
+        with pytest.raises(CheckpointError, match=r"last.pt: 'model.0.conv.weight' holds values that are not finite"):
+            use()
 
 
 def test_resuming_with_another_architecture_is_refused(tmp_path):

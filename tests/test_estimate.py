@@ -48,7 +48,7 @@ def test_fake_tensors_keep_what_real_ones_keep(data):
     for overrides in (("amp=fp32",), ("amp=bf16",), ("amp=bf16", "checkpoint=stages"), ("amp=fp32", "checkpoint=all")):
         chosen = tiny(data, "batch=4", *overrides)
         counts, outputs, _ = count_network(chosen, 2, 4, chosen.amp)
-        network = prepared_network(chosen, 2, torch.device("cpu"), None).train()
+        network = prepared_network(chosen, ("a", "b"), torch.device("cpu"), None).train()
         counted = Counted(offload=False)
         enabled = chosen.amp == "bf16"
         with counted.context(), torch.autocast("cpu", torch.bfloat16, enabled=enabled):
@@ -84,7 +84,7 @@ def test_alive_counts_a_storage_once_and_only_while_it_lives():
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
 def test_standing_bytes_are_those_of_a_real_state(data, optimizer):
     """Gradients, momentum and averages of a step that was really taken."""
-    network = prepared_network(tiny(data, "freeze=2"), 2, torch.device("cpu"), None)
+    network = prepared_network(tiny(data, "freeze=2"), ("a", "b"), torch.device("cpu"), None)
     steps = build_optimizer(network, Choice(optimizer, 0.01, 0.9), 0.0)
     for parameter in network.parameters():
         parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None

@@ -325,11 +325,11 @@ def test_a_head_selects_its_detections_itself(answering):
 
 def test_a_head_says_which_layers_depend_on_the_classes(answering, tmp_path):
     old = network_from_description({**answering, "nc": 3})
-    saved = {"ema": old.state_dict(), "description": old.description}
+    saved = {"ema": old.state_dict(), "description": old.description, "names": ["a", "b", "c"]}
     path = tmp_path / "old.pt"
     checkpoint_file.write(path, saved)
     new = network_from_description({**answering, "nc": 5})
-    assert "fresh for 5 classes" in start_from(new, path)
+    assert "fresh for 5 other classes" in start_from(new, path, "abcde")
     assert torch.equal(new.model[0].conv.weight, old.model[0].conv.weight)
 
 

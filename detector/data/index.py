@@ -8,7 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from detector.classes import order_of
 from detector.data.description import DataDescription
 from detector.data.formats.yolo import ParsedLabels, no_labels, parse_labels
 from detector.data.shapes import ensure_generated
@@ -63,6 +64,11 @@ class Index:
     def labels(self, i: int) -> np.ndarray:
         """(N,) int64 classes of the boxes of image i."""
         return self.classes[self.box_offsets[i] : self.box_offsets[i + 1]]
+
+    def with_classes_of(self, names: tuple[str, ...]) -> "Index | None":
+        """The same images and boxes with the classes numbered as in `names`; None where those are other classes."""
+        order = order_of(self.names, names)
+        return None if order is None else replace(self, names=names, classes=np.array(order)[self.classes])
 
 
 class _Record(NamedTuple):

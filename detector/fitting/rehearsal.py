@@ -93,11 +93,11 @@ def micro_batches(job: Job) -> int:
 
 def prepared(job: Job, device: torch.device) -> tuple[TrainState, Callable[[], bool]]:
     """The state of a run, and a function that takes a step and says whether it was applied."""
-    settings, classes = job.settings, len(job.training.names)
-    network = prepared_network(settings, classes, device, None)
+    settings, names = job.settings, job.training.names
+    network = prepared_network(settings, names, device, None)
     set_modes(network, settings.norm == "frozen")
     steps = -(-len(job.training) // (settings.batch * job.accumulate)) * settings.epochs
-    optimizer = build_optimizer(network, chosen_optimizer(settings, steps, classes), settings.weight_decay)
+    optimizer = build_optimizer(network, chosen_optimizer(settings, steps, len(names)), settings.weight_decay)
     state = TrainState(network, Ema(network), optimizer, choose_precision(settings.amp, device))
     rules, rates = step_rules(settings, network), Rates(AT_REST, 0.9, gains_of(settings, network))
     gradients, batch = GradientSum(network), job.batch()

@@ -76,6 +76,11 @@ class Detect(nn.Module):
         )
         self.dfl = DFL(self.reg_max)
 
+    @property
+    def class_outputs(self) -> list[nn.Conv2d]:
+        """The layers whose output channels are the classes."""
+        return [branch[-1] for branch in self.cv3]
+
     @torch.no_grad()
     def reset(self) -> None:
         """Sets what has a start of its own: the bins, and the biases of the last layers.

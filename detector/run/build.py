@@ -1,5 +1,6 @@
 """What a run is made of, checked and built before anything is written."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Literal
@@ -49,7 +50,7 @@ def build(settings: Settings, resume: Resume | None, say: Say) -> Run:
         update={"optimizer": choice.optimizer, "lr0": choice.lr0, "momentum": choice.momentum}
     )
 
-    network = prepared_network(settings, len(names), device, None if resume else say)
+    network = prepared_network(settings, names, device, None if resume else say)
     optimizer = build_optimizer(network, choice, weight_decay(settings, cut))
     precision = precision_of(settings, device, resume)
     legs = (Leg(0, settings.epochs, curve_of(settings)),)
@@ -107,14 +108,14 @@ def gains_of(settings: Settings, network: Network) -> list[list[float]]:
     return [[getattr(settings, term) for term in network.head.terms]] * len(network.branches())
 
 
-def prepared_network(settings: Settings, classes: int, device: torch.device, say: Say | None) -> Network:
+def prepared_network(settings: Settings, names: Sequence[str], device: torch.device, say: Say | None) -> Network:
     """A network as the settings want it, on the device; `say` is told of weights to start from, None: there are none.
 
     Everything but images, optimizer and averages: what `tune` measures is this network, too.
     """
-    network = build_network(settings.model, classes, settings.seed)
+    network = build_network(settings.model, len(names), settings.seed)
     if settings.weights and say:
-        say(start_from(network, settings.weights))
+        say(start_from(network, settings.weights, names))
     equip(network, settings, device)
     network = network.to(device)
     if device.type != "mps":  # measured to help on CPUs and on GPUs with tensor cores
