@@ -47,7 +47,7 @@ def wait_for(path, process):
 def loaders_of(process):
     """The process numbers of a run's loaders, once it has some."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 250
     while not (found := children.read_text().split()) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     return [int(one) for one in found]

@@ -209,7 +209,7 @@ def test_small_shared_memory_loses_no_batch(tmp_path, data, mount):
     ):
         pytest.skip("no private mounts here")
     run = f"{mounted} && exec {sys.executable} -c '{SCRIPT}' {data} fork"
-    done = subprocess.run(["unshare", "-m", "sh", "-c", run], capture_output=True, text=True, timeout=200)
+    done = subprocess.run(["unshare", "-m", "sh", "-c", run], capture_output=True, text=True, timeout=280)
     assert done.stdout.strip() == "loaded 72", done.stderr
 
 
@@ -220,7 +220,7 @@ def test_a_script_without_a_guard_may_load(tmp_path, data, method):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     command = [sys.executable, str(script), str(data), method]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.stdout.strip() == "loaded 72", done.stderr
 
 
@@ -270,13 +270,23 @@ def test_auto_forks_only_from_a_process_of_one_thread_without_a_gpu(monkeypatch)
         start_method("fork")
 
 
-def test_processes_that_cannot_start_are_named_with_a_remedy(data, monkeypatch):
+def test_whoever_waits_for_processes_to_start_is_asked_too(data, monkeypatch):
+    def stop():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workers.Workers, "_start", lambda *_: time.sleep(3600))
+    with pytest.raises(KeyboardInterrupt):
+        list(training_loader(training_set(data), 2, False, "spawn").batches(PLANS, stop))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_processes_that_cannot_start_are_named_with_a_remedy(data, monkeypatch, method):
     def refused(*_):
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(workers.Workers, "_start", refused)
-    with pytest.raises(TrainingError, match=r"cannot start 2 loader processes by fork: .*workers=0"):
-        list(training_loader(training_set(data), 2, False, "fork").batches(PLANS))
+    with pytest.raises(TrainingError, match=rf"cannot start 2 loader processes by {method}: .*workers=0"):
+        list(training_loader(training_set(data), 2, False, method).batches(PLANS))
 
 
 def test_an_image_that_was_written_in_another_order_is_not_believed(data):

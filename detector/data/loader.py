@@ -50,7 +50,7 @@ class _Loader:
         count, present = min(self._count, len(plans)), self._workers
         if present is None or present.closed or present.count < count or present.batch_bytes < batch_bytes:
             self.close()
-            self._workers = Workers(self._dataset, self._collate, count, batch_bytes, self._method)
+            self._workers = Workers(self._dataset, self._collate, count, batch_bytes, self._method, waiting)
         yield from self._workers.batches(plans, own, waiting)
 
     def _made_here(self, plans: Sequence[Plan], waiting: Callable[[], None]) -> Iterator[Any]:

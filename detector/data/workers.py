@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
@@ -141,7 +142,13 @@ class Workers:
     """Worker processes, started at once; they live until `close` or as long as this object."""
 
     def __init__(
-        self, dataset: Any, collate: Callable[[list[Any]], Any], count: int, batch_bytes: int, method: str
+        self,
+        dataset: Any,
+        collate: Callable[[list[Any]], Any],
+        count: int,
+        batch_bytes: int,
+        method: str,
+        waiting: Callable[[], None] = go_on,
     ) -> None:
         """Batches are `collate([dataset[item] for item in plan])`; `batch_bytes`: of the largest one's images.
 
@@ -158,13 +165,11 @@ class Workers:
         self._end = Finalize(self, _end, (self._processes, self._connections), exitpriority=10)
         try:
             self._desk = _Desk.of(count, batch_bytes)
-            context = multiprocessing.get_context(method)
-            if method == "forkserver":
-                context.set_forkserver_preload([__name__, "detector.data.dataset"])  # imported once, for all
-            with _main_module_hidden():
-                for number in range(count):
-                    self._start(context, number, dataset, collate)
-        except OSError as error:
+            if method == "fork":
+                self._start_all(method, dataset, collate)
+            else:  # a forkserver answers once it has imported torch
+                _in_thread(partial(self._start_all, method, dataset, collate), waiting)
+        except (OSError, EOFError) as error:
             self.close()
             raise TrainingError(
                 f"cannot start {count} loader processes by {method}: {error}; use workers=0, which needs none, "
@@ -173,6 +178,14 @@ class Workers:
         except BaseException:
             self.close()
             raise
+
+    def _start_all(self, method: str, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
+        context = multiprocessing.get_context(method)
+        if method == "forkserver":
+            context.set_forkserver_preload([__name__, "detector.data.dataset"])  # imported once, for all
+        with _main_module_hidden():
+            for number in range(self.count):
+                self._start(context, number, dataset, collate)
 
     def _start(self, context: Any, number: int, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
         ours, theirs = multiprocessing.Pipe()
@@ -299,6 +312,25 @@ def _end(processes: list[BaseProcess], connections: list[Connection]) -> None:
         process.join()
     for connection in connections:
         connection.close()
+
+
+def _in_thread(action: Callable[[], None], waiting: Callable[[], None]) -> None:
+    """Do it in a thread, and ask meanwhile whether to go on. Raises what either raises."""
+
+    def act() -> None:
+        try:
+            action()
+        except Exception as error:
+            errors.append(error)
+
+    errors: list[Exception] = []
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        waiting()
+        thread.join(POLL)
+    if errors:
+        raise errors[0]
 
 
 @contextmanager
