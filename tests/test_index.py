@@ -131,12 +131,69 @@ def test_labels_lie_in_place_of_the_last_images_folder():
         ("0", "has 1 columns"),
     ],
 )
-def test_wrong_label_is_named_with_file_and_line_and_the_others_are_counted(tmp_path, row, message):
+def test_wrong_label_is_named_with_file_and_line(tmp_path, row, message):
     path = make_set(tmp_path, f"0 .5 .5 .5 .5\n\n{row}\n")
     with pytest.raises(DataError, match=message) as error:
         build_index(load_description(path), "train")
-    assert f"{tmp_path / 'labels' / 'train' / '0.txt'}:3: " in str(error.value)
-    assert "(1 more like this in the set)" in str(error.value)
+    first, *places = str(error.value).splitlines()
+    assert first == "2 labels break a rule:"
+    assert [place[: place.index(":3: ")] for place in places] == [
+        str(tmp_path / "labels" / "train" / f"{number}.txt") for number in range(2)
+    ]
+
+
+def test_one_wrong_label_is_the_whole_message(tmp_path):
+    path = make_set(tmp_path)
+    (tmp_path / "labels" / "train" / "1.txt").write_text("0 .5 .5 .1")
+    with pytest.raises(DataError, match=r"\A.*1\.txt:1: has 4 columns.*\Z"):
+        build_index(load_description(path), "train")
+
+
+@pytest.fixture
+def many_wrong_labels(tmp_path, monkeypatch) -> Path:
+    """A data set of which every row is wrong, 24 in all, with a byte in a path that is no UTF-8."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    root = tmp_path / os.fsdecode(b"set\xff")
+    return make_set(root, "".join(f"{number + 2} .5 .5 .1 .1\n" for number in range(12)))
+
+
+def test_many_wrong_labels_are_all_written_to_a_file_and_the_first_ten_shown(tmp_path, many_wrong_labels):
+    before = sorted(path for path in tmp_path.rglob("*"))
+    with pytest.raises(DataError) as error:
+        build_index(load_description(many_wrong_labels), "train")
+    first, *shown, last = str(error.value).splitlines()
+    assert first == "24 labels break a rule:"
+    assert len(shown) == 10
+    assert last.startswith("and 14 more; all of them are listed in ")
+    new = sorted({*tmp_path.rglob("*")} - {*before})
+    assert last.endswith(str(new[0]))
+    assert [path.parent for path in new] == [tmp_path / "temporary"]
+    written = os.fsdecode(new[0].read_bytes()).splitlines()
+    assert written[:10] == shown
+    labels = many_wrong_labels.parent / "labels" / "train"
+    assert [line[: line.index(": ")] for line in written] == [
+        f"{labels / f'{image}.txt'}:{row}" for image in range(2) for row in range(1, 13)
+    ]
+
+
+@pytest.mark.parametrize("place", ["a file", "missing"])
+def test_wrong_labels_are_told_where_no_file_can_be_written(tmp_path, many_wrong_labels, monkeypatch, place):
+    folder = tmp_path / "nowhere"
+    if place == "a file":
+        folder.touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with pytest.raises(DataError, match="and 14 more; their list cannot be written") as error:
+        build_index(load_description(many_wrong_labels), "train")
+    assert len(str(error.value).splitlines()) == 12
+
+
+def test_only_the_main_rank_writes_the_file(tmp_path, many_wrong_labels, monkeypatch):
+    monkeypatch.setattr("detector.data.index.is_main", lambda: False)
+    with pytest.raises(DataError, match="24 labels break a rule"):
+        build_index(load_description(many_wrong_labels), "train")
+    assert not list((tmp_path / "temporary").iterdir())
 
 
 def test_label_that_is_not_text_is_named(tmp_path):
