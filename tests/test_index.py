@@ -354,15 +354,16 @@ def test_images_are_read_as_rgb(tmp_path):
 @given(
     st.integers(1, 400), st.integers(1, 400), st.sampled_from([64, 96, 160]), st.sampled_from([32, 64]), st.booleans()
 )
-def test_letterbox_is_tight_centred_and_never_enlarges(height, width, imgsz, stride, rect):
+def test_letterbox_is_tight_and_centred_with_its_long_side_as_asked(height, width, imgsz, stride, rect):
     image = np.zeros((height, width, 3), dtype=np.uint8)
     out, mapping = letterbox(image, imgsz, stride, rect)
     inside = np.argwhere((out == 0).all(axis=2))
     (top, left), (bottom, right) = inside.min(axis=0), inside.max(axis=0) + 1
     assert np.all(out[:top] == 114)
     assert np.all(out[:, right:] == 114)
-    ratio = min(1, imgsz / height, imgsz / width)
+    ratio = imgsz / max(height, width)
     assert (bottom - top, right - left) == (max(1, round(height * ratio)), max(1, round(width * ratio)))
+    assert max(bottom - top, right - left) == imgsz
     assert 0 <= out.shape[0] - bottom - top <= 1
     assert 0 <= out.shape[1] - right - left <= 1
     if rect:

@@ -68,8 +68,7 @@ def letterbox_geometry(
 
     Depends on the image alone, never on a batch. See `letterbox`.
     """
-    ratio = min(1.0, imgsz / max(height, width))
-    new_height, new_width = max(1, round(height * ratio)), max(1, round(width * ratio))
+    new_height, new_width = fitted_size(height, width, imgsz)
     if rect:
         out_height, out_width = (math.ceil(side / stride) * stride for side in (new_height, new_width))
     else:
@@ -80,13 +79,13 @@ def letterbox_geometry(
 
 
 def letterbox(image: np.ndarray, imgsz: int, stride: int = 32, rect: bool = True) -> tuple[np.ndarray, Letterbox]:
-    """The image shrunk to fit imgsz (never enlarged, bilinear), centred on grey; an odd pixel goes right and bottom.
+    """The image with its long side resized to imgsz, centred on grey; an odd pixel goes right and bottom.
 
-    With `rect` the result has the smallest multiples of `stride` that hold the image, else it is imgsz x imgsz.
+    It is resized by the function that training resizes with, up as well as down. With `rect` the result has the
+    smallest multiples of `stride` that hold the image, else it is imgsz x imgsz.
     """
     shape, resized, mapping = letterbox_geometry(*image.shape[:2], imgsz, stride, rect)
-    if resized != image.shape[:2]:
-        image = cv2.resize(image, resized[::-1], interpolation=cv2.INTER_LINEAR)
+    image = fit_long_side(image, imgsz)
     if resized == shape:
         return image, mapping
     out = np.full((*shape, 3), PADDING, dtype=np.uint8)
