@@ -1,8 +1,11 @@
 """The data-set description, YOLO labels and the packed index."""
 
+import io
 import os
+import tempfile
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +14,7 @@ from PIL import Image
 
 from detector.data.description import load_description
 from detector.data.formats.yolo import parse_labels
-from detector.data.image import letterbox, letterbox_geometry, read_rgb
+from detector.data.image import DamagedImageError, letterbox, letterbox_geometry, read_rgb
 from detector.data.index import build_index, label_path
 from detector.errors import DataError
 
@@ -335,14 +338,73 @@ def test_packed_arrays_equal_a_slow_parse(tmp_path):
     assert index.heights.dtype == np.int32
 
 
-@pytest.mark.parametrize("damage", ["gone", "empty", "cut"])
-def test_image_that_cannot_be_decoded_is_named(tmp_path, damage):
-    image = tmp_path / "a.png"
-    if damage != "gone":
-        write_image(image)
-        image.write_bytes(b"" if damage == "empty" else image.read_bytes()[:40])
-    with pytest.raises(DataError, match=r"a\.png: cannot be"):
-        read_rgb(image)
+def test_image_that_is_not_there_is_named_and_not_called_damaged(tmp_path):
+    with pytest.raises(DataError, match=r"a\.png: cannot be read") as error:
+        read_rgb(tmp_path / "a.png")
+    assert not isinstance(error.value, DamagedImageError)
+
+
+def encoded(form: str) -> bytes:
+    """A picture in a file of this form."""
+    random = np.random.default_rng(0)
+    picture = Image.fromarray(
+        np.kron(random.integers(0, 256, (9, 12, 3), dtype=np.uint8), np.ones((8, 8, 1), np.uint8))
+    )
+    options = {
+        "progressive": {"format": "JPEG", "progressive": True},
+        "restarts": {"format": "JPEG", "restart_marker_rows": 1},
+        "thumbnail": {"format": "JPEG", "exif": b"Exif\0\0" + encoded("jpeg") if form == "thumbnail" else b""},
+        "MPO": {"format": "MPO", "save_all": True, "append_images": [picture]},
+    }
+    out = io.BytesIO()
+    picture.save(out, **options.get(form, {"format": form.upper()}))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("form", ["jpeg", "progressive", "restarts", "thumbnail", "png", "bmp", "tiff", "webp", "gif"])
+@pytest.mark.parametrize("filled", [False, True])
+def test_image_that_is_cut_short_is_damaged(tmp_path, form, filled):
+    """Wherever it is cut, and where its length is right but zeros follow, which a copy that broke off leaves behind."""
+    content, path = encoded(form), tmp_path / "a.img"
+    path.write_bytes(content)
+    assert read_rgb(path).shape == (72, 96, 3)
+    if filled and form in ("bmp", "tiff", "webp"):
+        pytest.skip("zeros are as good as other pixels to this format")
+    last = len(content) - (20 if filled else 2)  # zeros in place of a PNG's end alone leave all its pixels
+    for cut in np.linspace(0, last, 40).astype(int).tolist():
+        path.write_bytes(content[:cut] + bytes(len(content) - cut if filled else 0))
+        with pytest.raises(DamagedImageError, match=r"a\.img: cannot be decoded \(.+\); replace it"):
+            read_rgb(path)
+
+
+def test_an_image_is_whole_whatever_follows_it(tmp_path):
+    content, path = encoded("jpeg"), tmp_path / "a.jpg"
+    path.write_bytes(content)
+    expected = read_rgb(path)
+    two = encoded("MPO")  # two pictures, of which the first is decoded
+    for whole in (content + b"junk", content + bytes(100), two, two[: len(two) * 3 // 4]):
+        path.write_bytes(whole)
+        assert np.array_equal(read_rgb(path), expected)
+
+
+@pytest.mark.parametrize("place", ["imdecode", "inside a decoder"])
+def test_want_of_memory_is_no_damage(tmp_path, monkeypatch, place):
+    path = tmp_path / "a.png"
+    path.write_bytes(encoded("png"))
+
+    def fails(*arguments):
+        error = cv2.error("Insufficient memory")
+        error.code = cv2.Error.StsNoMem
+        if place == "imdecode":
+            raise error  # inside a decoder OpenCV catches it itself, and returns None
+
+    def fails_too(*arguments):
+        raise MemoryError
+
+    monkeypatch.setattr(cv2, "imdecode", fails)
+    monkeypatch.setattr(Image, "open", fails_too)
+    with pytest.raises(MemoryError):
+        read_rgb(path)
 
 
 def test_images_are_read_as_rgb(tmp_path):

@@ -82,6 +82,7 @@ def validation_batches(
 ) -> Iterator[ValidationBatch]:
     """All images, up to `batch` of one letterboxed shape at a time, so that no image is padded for another's sake.
 
+    Damaged ones, of which the data set makes None, are left out.
     With `parts`, only every parts-th batch from number `part` on: the share of one rank.
     """
     by_shape: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -92,11 +93,15 @@ def validation_batches(
     ]
     groups = groups[part::parts]
     workers = min(workers, len(groups))
-    yield from _raised(_loader(dataset, _Positions(groups), _stacked, workers, pin_memory=False, persistent=False))
+    batches = _raised(_loader(dataset, _Positions(groups), _stacked, workers, pin_memory=False, persistent=False))
+    yield from (batch for batch in batches if batch is not None)
 
 
-def _stacked(items: Sequence[tuple[np.ndarray, Letterbox, int]]) -> ValidationBatch:
-    images, mappings, indices = zip(*items, strict=True)
+def _stacked(items: Sequence[tuple[np.ndarray, Letterbox, int] | None]) -> ValidationBatch | None:
+    whole = [item for item in items if item is not None]
+    if not whole:
+        return None
+    images, mappings, indices = zip(*whole, strict=True)
     return torch.from_numpy(np.stack(images)), list(mappings), list(indices)
 
 
