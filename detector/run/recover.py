@@ -48,7 +48,7 @@ class Steps:
         while True:
             cut, micro_batches = recut(window, state.batch), held
             if cut != window:
-                micro_batches = recut_batches(held, [len(micro) for micro in cut.micro_batches[distributed.rank()]])
+                micro_batches = recut_batches(held, cut.micro_batches[distributed.rank()])
             on_device = (batch.to(self.parts.device) for batch in micro_batches)
             try:
                 report = train_window(state, self.gradients, self.parts.rules, cut, on_device, rates)
