@@ -47,6 +47,8 @@ class TrainState:
     batch: int = 1  # images of a micro-batch, no more than the settings' `batch`: less where memory ran out
     legs: Legs = ()  # how the learning rate goes; a new one each time the run is extended
     loss_sums: list[float] = field(default_factory=lambda: [0.0] * len(TERMS))  # losses * images of this epoch so far
+    loss_images: int = 0  # images of this epoch so far that counted
+    bad_images: dict[str, list[int]] = field(default_factory=lambda: {"train": [], "val": []})  # found damaged so far
     best: Best = field(default_factory=Best)
     history: list[dict[str, float]] = field(default_factory=list)  # one row of metrics an epoch
 
@@ -86,6 +88,8 @@ class TrainState:
             "batch": self.batch,
             "legs": [[leg.start, leg.end, leg.curve] for leg in self.legs],
             "loss_sums": self.loss_sums,
+            "loss_images": self.loss_images,
+            "bad_images": self.bad_images,
             "best": {"fitness": self.best.fitness, "epoch": self.best.epoch},
             "history": self.history,
         }
@@ -108,7 +112,7 @@ class TrainState:
         if saved["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(saved["scaler"])
         plain = "epoch", "done", "step", "skipped", "skipped_in_a_row", "loss_scale", "batch", "loss_sums", "history"
-        for name in plain:
+        for name in (*plain, "loss_images", "bad_images"):
             setattr(self, name, saved[name])
         self.best = Best(**saved["best"])
         self.cut = Cut(*saved["cut"])

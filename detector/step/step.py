@@ -46,7 +46,8 @@ class StepReport(NamedTuple):
     losses: tuple[float, ...]  # box, cls, dfl
     weight: float  # the window's target weight
     norm: float  # of the gradient before clipping
-    applied: bool  # False: the gradient was not finite, and weights, EMA and optimizer are as before
+    applied: bool  # False: not finite, or of no images; weights, EMA and optimizer are as before
+    images: int  # that counted, over all ranks: those of the window without the damaged ones
 
 
 def train_window(
@@ -73,12 +74,18 @@ def train_window(
         statistics.back()
         raise OutOfMemoryError
 
-    totals = distributed.sum_over_ranks(sums)  # (branches, 1 + terms)
-    factors = rules.normalise.after(totals[:, 0], window.images, state.loss_scale)
-    losses = (totals[:, 1:] * factors[:, None]).sum(dim=0) / window.images
+    totals = distributed.sum_over_ranks(sums)  # (branches, 2 + terms)
+    images, weights, terms = totals[0, 0], totals[:, 1], totals[:, 2:]
+    factors = rules.normalise.after(weights, images, state.loss_scale)
+    losses = (terms * factors[:, None]).sum(dim=0) / images.clamp(min=1)
     state.scaler.unscale_(state.optimizer)
     norm = finish_gradient(state, factors, rules.clip_norm)
 
+    counted = int(images)
+    if not counted:  # every image is damaged: no gradient, and no step that momentum and decay would take without one
+        statistics.back()
+        state.forget_unscaled()
+        return StepReport(tuple(losses.tolist()), 0.0, 0.0, applied=False, images=0)
     applied = bool(torch.isfinite(norm))
     if applied and not update(state):
         statistics.back()
@@ -89,8 +96,8 @@ def train_window(
     else:
         statistics.back()
     state.scaler.update()
-    count(state, applied, weight := float(totals[:, 0].sum()))
-    return StepReport(tuple(losses.tolist()), weight, float(norm), applied)
+    count(state, applied, weight := float(weights.sum()))
+    return StepReport(tuple(losses.tolist()), weight, float(norm), applied, counted)
 
 
 def add_up(
@@ -100,7 +107,9 @@ def add_up(
     window: Window,
     micro_batches: Iterable[Batch],
 ) -> Tensor:
-    """Add up the gradients of a window's micro-batches; returns (branches, 1 + terms), target weights and loss sums.
+    """Add up the gradients of a window's micro-batches; returns their sums.
+
+    Those are (branches, 2 + terms): images, target weights, loss terms.
 
     No rank waits for another here (but in SyncBatchNorm), so that one may fail and still answer afterwards.
     """
@@ -115,7 +124,11 @@ def add_up(
             shares = [rules.normalise.before(one.weight, len(batch.samples), state.loss_scale) for one in branches]
             loss = sum(branch.total * share for branch, share in zip(branches, shares, strict=True))
             state.scaler.scale(loss).backward()
-        rows = [torch.cat((one.weight[None], one.terms * share)) for one, share in zip(branches, shares, strict=True)]
+        images = branches[0].weight.new_full((1,), len(batch.samples))
+        rows = [
+            torch.cat((images, one.weight[None], one.terms * share))
+            for one, share in zip(branches, shares, strict=True)
+        ]
         sums.append(torch.stack(rows))
     return torch.stack(sums).sum(dim=0)
 

@@ -14,7 +14,7 @@ class Rule(Protocol):
     def before(self, weight: Tensor, images: int, scale: float) -> Tensor | float:
         """Factor on the sums of a micro-batch of `images` images with target weight `weight`; 0 for no images."""
 
-    def after(self, weights: Tensor, images: int, scale: float) -> Tensor:
+    def after(self, weights: Tensor, images: Tensor, scale: float) -> Tensor:
         """(branches,) factors on the gradients of a window of `images` images with these target weights."""
 
 
@@ -28,7 +28,7 @@ class ByWindow:
     def before(self, weight: Tensor, images: int, scale: float) -> Tensor | float:
         return 1 / scale if images else 0.0
 
-    def after(self, weights: Tensor, images: int, scale: float) -> Tensor:
+    def after(self, weights: Tensor, images: Tensor, scale: float) -> Tensor:
         return images * scale / weights.clamp(min=1.0)
 
 
@@ -38,7 +38,7 @@ class ByMicroBatch:
     def before(self, weight: Tensor, images: int, scale: float) -> Tensor | float:
         return images / weight.clamp(min=1.0)
 
-    def after(self, weights: Tensor, images: int, scale: float) -> Tensor:
+    def after(self, weights: Tensor, images: Tensor, scale: float) -> Tensor:
         return torch.ones_like(weights)
 
 
