@@ -20,6 +20,7 @@ from detector.data.image import (
 )
 from detector.data.index import Index
 from detector.data.mosaic import mosaic, mosaic_centre
+from detector.errors import DataError
 from detector.rng import Purpose, generator
 
 __all__ = ["Letterbox", "TrainingSet", "ValidationSet"]
@@ -109,6 +110,15 @@ def _grey(height: int, width: int) -> Example:
     """A grey image without boxes."""
     image = np.full((height, width, 3), PADDING, dtype=np.uint8)
     return Example(image, np.zeros((0, 4)), np.zeros(0, dtype=np.int64))
+
+
+def damage(index: Index, i: int) -> str:
+    """What is wrong with an image that was found damaged: one line that names it."""
+    try:
+        read_rgb(index.path(i), index.size(i))
+    except DataError as error:
+        return str(error)
+    return f"{index.path(i)}: was damaged when it was read before"
 
 
 class ValidationSet:
