@@ -89,7 +89,7 @@ def prepare(settings: Settings, resume: Resume | None, say: Say) -> tuple[Parts,
         ),
         rules=step_rules(settings, network),
         training=training_set(training, settings),
-        validation=ValidationSet(validation, settings.imgsz),
+        validation=ValidationSet(validation, settings.imgsz, bad_images=settings.bad_images),
         names=names,
         workers=worker_count(settings.workers),
     )
@@ -146,7 +146,14 @@ def indices(settings: Settings, say: Say) -> tuple[Index, Index]:
 def training_set(index: Index, settings: Settings) -> TrainingSet:
     strengths = Augmentation(**{name: getattr(settings, name) for name in Augmentation.__dataclass_fields__})
     return TrainingSet(
-        index, settings.imgsz, strengths, settings.seed, settings.epochs, settings.close_mosaic, settings.cache
+        index,
+        settings.imgsz,
+        strengths,
+        settings.seed,
+        settings.epochs,
+        settings.close_mosaic,
+        settings.cache,
+        settings.bad_images,
     )
 
 

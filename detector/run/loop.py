@@ -14,10 +14,11 @@ import torch
 from detector import checkpoint_file, distributed
 from detector.config import Settings
 from detector.data.batch import Batch, blank_batch
+from detector.data.dataset import damage
 from detector.data.loader import TrainingLoader, training_loader, validation_batches
 from detector.errors import DetectorError, Interrupted
 from detector.evaluation.coco import GroundTruth
-from detector.evaluation.evaluate import Evaluation, detect, ground_truth_of, judge
+from detector.evaluation.evaluate import Evaluation, detect, ground_truth_of, judge_found
 from detector.files import remove_unfinished
 from detector.folders import create_folder
 from detector.loss.criterion import TERMS
@@ -175,7 +176,10 @@ def train_epoch(run: Run, steps: Steps, loader: TrainingLoader) -> None:
             report = steps.take(window, held, rates)
             state.done = window.done + window.images
             if report.applied:
-                state.loss_sums = [a + b * window.images for a, b in zip(state.loss_sums, report.losses, strict=True)]
+                state.loss_sums = [a + b * report.images for a, b in zip(state.loss_sums, report.losses, strict=True)]
+                state.loss_images += report.images
+            if report.images < window.images:  # on all ranks alike
+                tell_bad(run, "train", [index for batch in held for index in batch.bad.tolist()])
             bar.update(state.done, named(report.losses), rates.lr, window.accumulate, gpu_memory(parts.device))
             if run.saver.due(state):
                 run.saver.save(state)
@@ -185,9 +189,20 @@ def train_epoch(run: Run, steps: Steps, loader: TrainingLoader) -> None:
 def epoch_row(parts: Parts, state: TrainState, evaluation: Evaluation | None) -> dict[str, float]:
     """A finished epoch's row of metrics.csv."""
     epoch = state.epoch + 1
-    losses = named([one / len(parts.training) for one in state.loss_sums])
+    losses = named([one / max(state.loss_images, 1) for one in state.loss_sums])
     row = {"epoch": epoch, "step": state.step, **losses, "lr": rates_at(parts, epoch).lr}
     return row | (evaluation.row() if evaluation else {})
+
+
+def tell_bad(run: Run, split: str, indices: Sequence[int]) -> None:
+    """Take this rank's newly met damaged images into the state of all, and name those that are new to the run."""
+    index = (run.parts.training if split == "train" else run.parts.validation).index
+    known = run.state.bad_images[split]
+    found = {i for part in distributed.gather(list(indices)) for i in part}
+    for i in sorted(found.difference(known)):
+        if distributed.is_main():
+            run.say(f"warning: {split}: {damage(index, i)}; it counts for nothing (bad_images: skip)")
+    run.state.bad_images[split] = sorted(found.union(known))
 
 
 def my_micro_batches(parts: Parts, epoch: int, windows: Sequence[Window], loader: TrainingLoader) -> Iterator[Batch]:
@@ -244,16 +259,15 @@ def validate(run: Run, network: Network) -> Evaluation | None:
         )
     )
     everywhere = {index: one for part in distributed.gather(found) for index, one in part.items()}
-    if not distributed.is_main():
-        return None
-    return judge(run.truth, [everywhere[index] for index in range(len(run.truth))], parts.names)
+    tell_bad(run, "val", [i for i in range(len(run.truth)) if i not in everywhere])
+    return judge_found(run.truth, everywhere, parts.names) if distributed.is_main() else None
 
 
 def record(run: Run, row: dict[str, float]) -> None:
     """Take a finished epoch into the state, the checkpoints, the table and the curves."""
     state, settings = run.state, run.parts.settings
     state.history.append(row)
-    state.epoch, state.done, state.loss_sums = state.epoch + 1, 0, [0.0] * len(TERMS)
+    state.epoch, state.done, state.loss_sums, state.loss_images = state.epoch + 1, 0, [0.0] * len(TERMS), 0
     fitness = row.get(settings.metric, float(state.epoch))  # without validation the last epoch counts as the best
     if settings.metric in TERMS:
         fitness = -fitness
@@ -273,7 +287,9 @@ def progress_line(row: dict[str, float], state: TrainState, settings: Settings, 
     metrics = "  ".join(f"{name} {row[name]:.3f}" for name in shown if name in row)
     mark = "  best" if state.best.epoch == state.epoch else ""
     skipped = f"  {state.skipped} steps skipped" if state.skipped else ""
-    return f"epoch {state.epoch}/{settings.epochs}  {losses}  {metrics}  {seconds:.1f} s{mark}{skipped}"
+    count = sum(map(len, state.bad_images.values()))
+    bad = f"  {count} bad {'image' if count == 1 else 'images'}" if count else ""
+    return f"epoch {state.epoch}/{settings.epochs}  {losses}  {metrics}  {seconds:.1f} s{mark}{skipped}{bad}"
 
 
 def finish(run: Run) -> TrainResult:

@@ -34,7 +34,7 @@ class Steps:
         TrainingError where neither helps; the last checkpoint is as good as it was.
         """
         report = self.fit(window, held, rates)
-        return report if report.applied else self.not_finite(report, window, held, rates)
+        return report if report.applied or not report.images else self.not_finite(report, window, held, rates)
 
     def fit(self, window: Window, held: Sequence[Batch], rates: Rates) -> StepReport:
         """The step, cut as memory allows: all ranks halve their micro-batches until it fits, and stay with that.
