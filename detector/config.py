@@ -66,6 +66,9 @@ class DataKeys(Group):
     cache: Annotated[bool | Literal["auto"], Field(description="keep resized images in memory; auto: if they fit")] = (
         "auto"
     )
+    bad_images: Annotated[
+        Literal["skip", "error"], Field(description="damaged images: they count for nothing, or stop the run")
+    ] = "skip"
 
     @field_validator("names", mode="before")
     @classmethod
@@ -238,6 +241,7 @@ class ValSettings(DeviceKeys, FolderKeys):
     iou: Fraction = 0.7
     max_det: AtLeastOne = 300
     plots: bool = True
+    bad_images: Literal["skip", "error"] = "skip"
 
 
 class PredictSettings(DeviceKeys, FolderKeys):

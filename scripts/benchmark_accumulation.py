@@ -76,6 +76,7 @@ def random_image(number: int, size: int) -> Batch:
         classes=torch.randint(0, CLASSES, (BOXES,), generator=rng),
         image_index=torch.zeros(BOXES, dtype=torch.int64),
         samples=torch.tensor([number]),
+        bad=torch.zeros(0, dtype=torch.int64),
     )
 
 

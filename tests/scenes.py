@@ -48,6 +48,7 @@ def random_batch(boxes_per_image: list[int], size: int = 64, classes: int = 2, s
         classes=torch.randint(0, classes, (boxes,), generator=rng),
         image_index=torch.repeat_interleave(torch.arange(images), torch.tensor(boxes_per_image)),
         samples=torch.arange(images),
+        bad=torch.zeros(0, dtype=torch.int64),
     )
 
 
@@ -63,6 +64,7 @@ def cut_batch(batch: Batch, sizes: list[int]) -> list[Batch]:
                 batch.classes[mine],
                 batch.image_index[mine] - start,
                 batch.samples[start : start + size],
+                batch.bad,
             )
         )
         start += size

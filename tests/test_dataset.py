@@ -1,5 +1,6 @@
 """Samples, batches and loaders: what a sample looks like depends on (seed, epoch, i) and on nothing else."""
 
+import dataclasses
 import multiprocessing
 import pickle
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from detector.data.augment import Augmentation
-from detector.data.batch import Batch, Sample, collate
+from detector.data.batch import Batch, Sample, blank_batch, collate, recut_batches
 from detector.data.cache import ImageCache
 from detector.data.dataset import TrainingSet, ValidationSet
 from detector.data.description import load_description
@@ -18,6 +19,7 @@ from detector.data.image import read_rgb
 from detector.data.index import Index, build_index
 from detector.data.loader import training_loader, validation_batches
 from detector.errors import DataError
+from detector.inference.postprocess import Detections, to_original
 
 EVERYTHING = Augmentation(degrees=10, shear=3, perspective=0.0005, flipud=0.3, mosaic=0.7, mixup=0.4, cutmix=0.4)
 IMGSZ = 64
@@ -86,7 +88,7 @@ def test_cache_changes_nothing(index, other):
 
 def test_cache_decodes_an_image_once_and_protects_it(index, monkeypatch):
     decoded = []
-    monkeypatch.setattr("detector.data.cache.read_rgb", lambda path: decoded.append(path) or read_rgb(path))
+    monkeypatch.setattr("detector.data.cache.read_rgb", lambda *file: decoded.append(file) or read_rgb(*file))
     cache = ImageCache(index, IMGSZ, True)
     first = cache[2].copy()
     assert np.array_equal(cache[2], first)
@@ -118,8 +120,14 @@ def test_forked_workers_fill_one_cache(index):
 
 def test_image_that_changed_since_it_was_indexed_is_named(index):
     cv2.imwrite(str(index.path(1)), np.zeros((10, 20, 3), np.uint8))
-    with pytest.raises(DataError, match="decodes to 20 x 10 pixels but its header says 80 x 48"):
-        training_set(index)[4, 1]
+    for dataset, position in (
+        (training_set(index, bad_images="error"), (4, 1)),
+        (ValidationSet(index, IMGSZ, bad_images="error"), 1),
+    ):
+        with pytest.raises(DataError, match="decodes to 20 x 10 pixels but its header says 80 x 48"):
+            dataset[position]
+    assert not training_set(index)[4, 1].good
+    assert ValidationSet(index, IMGSZ)[1] is None
 
 
 def test_last_epochs_show_one_whole_image(index):
@@ -155,6 +163,8 @@ def test_collate_keeps_order_and_owners():
     assert batch.samples.tolist() == [7, 5, 9]
     assert batch.boxes_xyxy[:, 0].tolist() == [7, 11, 9]
     assert batch.boxes_xyxy.dtype == torch.float32
+    assert batch.bad.tolist() == []
+    assert batch.bad.dtype == torch.int64
     empty = collate([sample(0, 1)])
     assert empty.boxes_xyxy.shape == (0, 4)
     assert empty.image_index.shape == (0,)
@@ -163,7 +173,7 @@ def test_collate_keeps_order_and_owners():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_network_input_is_channels_last_in_0_1(dtype):
     images = torch.arange(256, dtype=torch.uint8).repeat(3).reshape(2, 16, 8, 3)
-    batch = Batch(images, *(torch.zeros(0),) * 4)
+    batch = Batch(images, *(torch.zeros(0),) * 5)
     out = batch.to("cpu").network_input(dtype)
     assert out.shape == (2, 3, 16, 8)
     assert out.dtype == dtype
@@ -207,8 +217,132 @@ def test_a_pass_given_up_half_way_does_not_spoil_the_next(index):
 def test_error_in_a_worker_arrives_as_it_was_raised(index, workers):
     index.path(4).write_bytes(b"damaged")
     with pytest.raises(DataError) as error:
-        collected(training_set(index), workers, [[(4, [0]), (4, [4])]])
+        collected(training_set(index, bad_images="error"), workers, [[(4, [0]), (4, [4])]])
     assert str(error.value).startswith(f"{index.path(4)}: cannot be decoded")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_image_that_is_gone_is_not_skipped(index, workers):
+    """A folder that is no longer there must not pass for a data set of damaged images."""
+    index.path(4).unlink()
+    with pytest.raises(DataError, match="cannot be read"):
+        collected(training_set(index), workers, [[(4, [0]), (4, [4])]])
+    with pytest.raises(DataError, match="cannot be read"):
+        list(validation_batches(ValidationSet(index, IMGSZ), 2, workers))
+
+
+def cut_short(*paths: Path) -> None:
+    """Damage images where it shows only when they are decoded."""
+    for path in paths:
+        path.write_bytes(path.read_bytes()[:-1000])
+
+
+@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_damaged_images_have_no_row_and_are_told(index, workers, cache):
+    plan = [(0, [3, 1, 2]), (0, [8]), (0, [0, 7, 5]), (4, [4, 6])]
+    cut_short(*(index.path(i) for i in (1, 4, 6, 0)))
+    batches = collected(training_set(index, cache=cache), workers, [plan])
+    assert [batch.samples.tolist() for batch in batches] == [[3, 2], [8], [7, 5], []]
+    assert [batch.bad.tolist() for batch in batches] == [[1], [], [0], [4, 6]]
+    for batch in batches[:3]:
+        assert batch.images.shape == (len(batch.samples), IMGSZ, IMGSZ, 3)
+        assert set(batch.image_index.tolist()) <= set(range(len(batch.samples)))
+    assert same(batches[3]._replace(bad=torch.zeros(0)), blank_batch(IMGSZ)._replace(bad=torch.zeros(0)))
+
+
+def test_damaged_partner_is_grey_and_without_boxes(index):
+    """As if the image were grey and unlabelled, which is another way to make the same sample."""
+    grey = dataclasses.replace(index, boxes_xywh=index.boxes_xywh.copy())
+    broken = [2, 3, 7]
+    kept = [training_set(index)[epoch, i] for epoch in range(5) for i in range(len(index))]
+    for i in broken:
+        grey.boxes_xywh[grey.box_offsets[i] : grey.box_offsets[i + 1]] = 0
+        cv2.imwrite(str(index.path(i)), np.full((*index.size(i), 3), 114, np.uint8))
+    positions = [(epoch, i) for epoch in range(5) for i in range(len(index)) if i not in broken]
+    expected = training_set(grey)
+    expected = [expected[position] for position in positions]
+    for i in broken:
+        index.path(i).write_bytes(index.path(i).read_bytes()[:-30])
+    found = training_set(index)
+    found = [found[position] for position in positions]
+    assert all(same(a, b) for a, b in zip(found, expected, strict=True))
+    assert all(sample.good for sample in found)
+    changed = [
+        not same(sample, kept[epoch * len(index) + i]) for sample, (epoch, i) in zip(found, positions, strict=True)
+    ]
+    assert any(changed)
+    assert not all(changed)  # those without a damaged partner are as they were
+
+
+def test_damaged_images_are_the_same_to_every_process(index):
+    """Whatever else a process has seen before, and with a pickled data set."""
+    cut_short(index.path(5), index.path(1))
+    positions = [(epoch, i) for epoch in (0, 4) for i in range(len(index))]
+    once = training_set(index)
+    first = [once[position] for position in positions]
+    assert [sample.index for sample in first if not sample.good] == [1, 5, 1, 5]
+    again = pickle.loads(pickle.dumps(once))
+    assert all(same(a, again[position]) for a, position in zip(first, positions, strict=True))
+    for position, sample in zip(reversed(positions), reversed(first), strict=True):
+        assert same(sample, training_set(index, cache=False)[position])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("batch", [1, 2, 16])
+def test_validation_leaves_damaged_images_out(index, workers, batch):
+    everything = {
+        i: image
+        for images, _, found in validation_batches(ValidationSet(index, IMGSZ), 1, 0)
+        for i, image in zip(found, images, strict=True)
+    }
+    cut_short(index.path(0), index.path(1), index.path(3))
+    found = {}
+    for images, mappings, indices in validation_batches(ValidationSet(index, IMGSZ), batch, workers):
+        assert len(images) == len(mappings) == len(indices) > 0
+        found |= dict(zip(indices, images, strict=True))
+    assert sorted(found) == [2, 4, 5, 6, 7, 8]
+    assert all(torch.equal(image, everything[i]) for i, image in found.items())
+
+
+@pytest.mark.parametrize("sizes", [[5], [3, 2], [1] * 5, [2, 2, 1, 0]])
+def test_batches_cut_again_leave_out_what_was_damaged(index, sizes):
+    """However a window is cut, before or after its images are loaded, the micro-batches are the same."""
+    cut_short(index.path(7), index.path(2))
+    order, dataset = [3, 7, 2, 0, 5], training_set(index)
+    ends = np.cumsum(sizes)
+    micro_batches = [order[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    expected = [collate([dataset[0, i] for i in micro]) if micro else blank_batch(IMGSZ) for micro in micro_batches]
+    for held in ([[3], [7], [2], [0], [5]], [[3, 7, 2], [0, 5]], [[3, 7, 2, 0, 5]], [[3], [7, 2], [0, 5], []]):
+        batches = [collate([dataset[0, i] for i in micro]) if micro else blank_batch(IMGSZ) for micro in held]
+        cut = recut_batches(batches, micro_batches)
+        assert all(same(a, b) for a, b in zip(cut, expected, strict=True))
+    nothing = [collate([dataset[0, 7]]), collate([dataset[0, 2]])]
+    assert [batch.bad.tolist() for batch in recut_batches(nothing, [[7, 2]])] == [[7, 2]]
+
+
+@pytest.mark.parametrize("imgsz", [32, 64, 160, 320])
+@pytest.mark.parametrize(("height", "width"), [(48, 80), (90, 60), (64, 64), (31, 17), (400, 300)])
+def test_training_and_validation_show_the_same_pixels(tmp_path, imgsz, height, width):
+    """Up and down, without augmentation; and the boxes of training come back where the labels are."""
+    for folder in ("images", "labels"):
+        (tmp_path / folder).mkdir()
+    random = np.random.default_rng(0)
+    cv2.imwrite(str(tmp_path / "images" / "0.png"), random.integers(0, 256, (height, width, 3), dtype=np.uint8))
+    (tmp_path / "labels" / "0.txt").write_text("0 .5 .5 .3 .25\n1 .25 .6 .2 .7\n0 .5 .5 1 1")
+    (tmp_path / "data.yaml").write_text("train: images\nval: images\nnames: [a, b]\n")
+    index = build_index(load_description(tmp_path / "data.yaml"), "train")
+    plain = Augmentation(**dict.fromkeys(Augmentation.__dataclass_fields__, 0.0))
+    training = TrainingSet(index, imgsz, plain, seed=0, epochs=1, close_mosaic=0)
+    sample = training[0, 0]
+    image, mapping, _ = ValidationSet(index, imgsz, rect=False)[0]
+    inside = image[mapping.top :, mapping.left :][: training.cache[0].shape[0], : training.cache[0].shape[1]]
+    assert np.array_equal(inside, training.cache[0])
+    assert max(inside.shape[:2]) == imgsz
+    if (imgsz - inside.shape[0]) % 2 == (imgsz - inside.shape[1]) % 2 == 0:  # else training's centre is half a pixel on
+        assert np.array_equal(image, sample.image)
+        boxes = Detections(torch.from_numpy(sample.boxes_xyxy), torch.zeros(3), torch.from_numpy(sample.classes))
+        assert to_original(boxes, mapping).boxes_xyxy.numpy() == pytest.approx(index.boxes_xyxy(0), abs=1e-3)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

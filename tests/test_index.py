@@ -1,8 +1,11 @@
 """The data-set description, YOLO labels and the packed index."""
 
+import io
 import os
+import tempfile
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +14,7 @@ from PIL import Image
 
 from detector.data.description import load_description
 from detector.data.formats.yolo import parse_labels
-from detector.data.image import letterbox, letterbox_geometry, read_rgb
+from detector.data.image import DamagedImageError, letterbox, letterbox_geometry, read_rgb
 from detector.data.index import build_index, label_path
 from detector.errors import DataError
 
@@ -131,12 +134,69 @@ def test_labels_lie_in_place_of_the_last_images_folder():
         ("0", "has 1 columns"),
     ],
 )
-def test_wrong_label_is_named_with_file_and_line_and_the_others_are_counted(tmp_path, row, message):
+def test_wrong_label_is_named_with_file_and_line(tmp_path, row, message):
     path = make_set(tmp_path, f"0 .5 .5 .5 .5\n\n{row}\n")
     with pytest.raises(DataError, match=message) as error:
         build_index(load_description(path), "train")
-    assert f"{tmp_path / 'labels' / 'train' / '0.txt'}:3: " in str(error.value)
-    assert "(1 more like this in the set)" in str(error.value)
+    first, *places = str(error.value).splitlines()
+    assert first == "2 labels break a rule:"
+    assert [place[: place.index(":3: ")] for place in places] == [
+        str(tmp_path / "labels" / "train" / f"{number}.txt") for number in range(2)
+    ]
+
+
+def test_one_wrong_label_is_the_whole_message(tmp_path):
+    path = make_set(tmp_path)
+    (tmp_path / "labels" / "train" / "1.txt").write_text("0 .5 .5 .1")
+    with pytest.raises(DataError, match=r"\A.*1\.txt:1: has 4 columns.*\Z"):
+        build_index(load_description(path), "train")
+
+
+@pytest.fixture
+def many_wrong_labels(tmp_path, monkeypatch) -> Path:
+    """A data set of which every row is wrong, 24 in all, with a byte in a path that is no UTF-8."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    root = tmp_path / os.fsdecode(b"set\xff")
+    return make_set(root, "".join(f"{number + 2} .5 .5 .1 .1\n" for number in range(12)))
+
+
+def test_many_wrong_labels_are_all_written_to_a_file_and_the_first_ten_shown(tmp_path, many_wrong_labels):
+    before = sorted(path for path in tmp_path.rglob("*"))
+    with pytest.raises(DataError) as error:
+        build_index(load_description(many_wrong_labels), "train")
+    first, *shown, last = str(error.value).splitlines()
+    assert first == "24 labels break a rule:"
+    assert len(shown) == 10
+    assert last.startswith("and 14 more; all of them are listed in ")
+    new = sorted({*tmp_path.rglob("*")} - {*before})
+    assert last.endswith(str(new[0]))
+    assert [path.parent for path in new] == [tmp_path / "temporary"]
+    written = os.fsdecode(new[0].read_bytes()).splitlines()
+    assert written[:10] == shown
+    labels = many_wrong_labels.parent / "labels" / "train"
+    assert [line[: line.index(": ")] for line in written] == [
+        f"{labels / f'{image}.txt'}:{row}" for image in range(2) for row in range(1, 13)
+    ]
+
+
+@pytest.mark.parametrize("place", ["a file", "missing"])
+def test_wrong_labels_are_told_where_no_file_can_be_written(tmp_path, many_wrong_labels, monkeypatch, place):
+    folder = tmp_path / "nowhere"
+    if place == "a file":
+        folder.touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with pytest.raises(DataError, match="and 14 more; their list cannot be written") as error:
+        build_index(load_description(many_wrong_labels), "train")
+    assert len(str(error.value).splitlines()) == 12
+
+
+def test_only_the_main_rank_writes_the_file(tmp_path, many_wrong_labels, monkeypatch):
+    monkeypatch.setattr("detector.data.index.is_main", lambda: False)
+    with pytest.raises(DataError, match="24 labels break a rule"):
+        build_index(load_description(many_wrong_labels), "train")
+    assert not list((tmp_path / "temporary").iterdir())
 
 
 def test_label_that_is_not_text_is_named(tmp_path):
@@ -278,14 +338,73 @@ def test_packed_arrays_equal_a_slow_parse(tmp_path):
     assert index.heights.dtype == np.int32
 
 
-@pytest.mark.parametrize("damage", ["gone", "empty", "cut"])
-def test_image_that_cannot_be_decoded_is_named(tmp_path, damage):
-    image = tmp_path / "a.png"
-    if damage != "gone":
-        write_image(image)
-        image.write_bytes(b"" if damage == "empty" else image.read_bytes()[:40])
-    with pytest.raises(DataError, match=r"a\.png: cannot be"):
-        read_rgb(image)
+def test_image_that_is_not_there_is_named_and_not_called_damaged(tmp_path):
+    with pytest.raises(DataError, match=r"a\.png: cannot be read") as error:
+        read_rgb(tmp_path / "a.png")
+    assert not isinstance(error.value, DamagedImageError)
+
+
+def encoded(form: str) -> bytes:
+    """A picture in a file of this form."""
+    random = np.random.default_rng(0)
+    picture = Image.fromarray(
+        np.kron(random.integers(0, 256, (9, 12, 3), dtype=np.uint8), np.ones((8, 8, 1), np.uint8))
+    )
+    options = {
+        "progressive": {"format": "JPEG", "progressive": True},
+        "restarts": {"format": "JPEG", "restart_marker_rows": 1},
+        "thumbnail": {"format": "JPEG", "exif": b"Exif\0\0" + encoded("jpeg") if form == "thumbnail" else b""},
+        "MPO": {"format": "MPO", "save_all": True, "append_images": [picture]},
+    }
+    out = io.BytesIO()
+    picture.save(out, **options.get(form, {"format": form.upper()}))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("form", ["jpeg", "progressive", "restarts", "thumbnail", "png", "bmp", "tiff", "webp", "gif"])
+@pytest.mark.parametrize("filled", [False, True])
+def test_image_that_is_cut_short_is_damaged(tmp_path, form, filled):
+    """Wherever it is cut, and where its length is right but zeros follow, which a copy that broke off leaves behind."""
+    content, path = encoded(form), tmp_path / "a.img"
+    path.write_bytes(content)
+    assert read_rgb(path).shape == (72, 96, 3)
+    if filled and form in ("bmp", "tiff", "webp"):
+        pytest.skip("zeros are as good as other pixels to this format")
+    last = len(content) - (20 if filled else 2)  # zeros in place of a PNG's end alone leave all its pixels
+    for cut in np.linspace(0, last, 40).astype(int).tolist():
+        path.write_bytes(content[:cut] + bytes(len(content) - cut if filled else 0))
+        with pytest.raises(DamagedImageError, match=r"a\.img: cannot be decoded \(.+\); replace it"):
+            read_rgb(path)
+
+
+def test_an_image_is_whole_whatever_follows_it(tmp_path):
+    content, path = encoded("jpeg"), tmp_path / "a.jpg"
+    path.write_bytes(content)
+    expected = read_rgb(path)
+    two = encoded("MPO")  # two pictures, of which the first is decoded
+    for whole in (content + b"junk", content + bytes(100), two, two[: len(two) * 3 // 4]):
+        path.write_bytes(whole)
+        assert np.array_equal(read_rgb(path), expected)
+
+
+@pytest.mark.parametrize("place", ["imdecode", "inside a decoder"])
+def test_want_of_memory_is_no_damage(tmp_path, monkeypatch, place):
+    path = tmp_path / "a.png"
+    path.write_bytes(encoded("png"))
+
+    def fails(*arguments):
+        error = cv2.error("Insufficient memory")
+        error.code = cv2.Error.StsNoMem
+        if place == "imdecode":
+            raise error  # inside a decoder OpenCV catches it itself, and returns None
+
+    def fails_too(*arguments):
+        raise MemoryError
+
+    monkeypatch.setattr(cv2, "imdecode", fails)
+    monkeypatch.setattr(Image, "open", fails_too)
+    with pytest.raises(MemoryError):
+        read_rgb(path)
 
 
 def test_images_are_read_as_rgb(tmp_path):
@@ -297,15 +416,16 @@ def test_images_are_read_as_rgb(tmp_path):
 @given(
     st.integers(1, 400), st.integers(1, 400), st.sampled_from([64, 96, 160]), st.sampled_from([32, 64]), st.booleans()
 )
-def test_letterbox_is_tight_centred_and_never_enlarges(height, width, imgsz, stride, rect):
+def test_letterbox_is_tight_and_centred_with_its_long_side_as_asked(height, width, imgsz, stride, rect):
     image = np.zeros((height, width, 3), dtype=np.uint8)
     out, mapping = letterbox(image, imgsz, stride, rect)
     inside = np.argwhere((out == 0).all(axis=2))
     (top, left), (bottom, right) = inside.min(axis=0), inside.max(axis=0) + 1
     assert np.all(out[:top] == 114)
     assert np.all(out[:, right:] == 114)
-    ratio = min(1, imgsz / height, imgsz / width)
+    ratio = imgsz / max(height, width)
     assert (bottom - top, right - left) == (max(1, round(height * ratio)), max(1, round(width * ratio)))
+    assert max(bottom - top, right - left) == imgsz
     assert 0 <= out.shape[0] - bottom - top <= 1
     assert 0 <= out.shape[1] - right - left <= 1
     if rect:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from detector import checkpoint_file
 from detector.config import ValSettings, load_settings
-from detector.data.dataset import ValidationSet
+from detector.data.dataset import ValidationSet, damage
 from detector.data.description import load_description
 from detector.data.index import build_index
 from detector.data.loader import validation_batches, worker_count
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     index = build_index(description, settings.split)
     for warning in index.warnings:
         print(f"warning: {settings.split}: {warning}")
-    images = ValidationSet(index, settings.imgsz or saved["imgsz"])
+    images = ValidationSet(index, settings.imgsz or saved["imgsz"], bad_images=settings.bad_images)
 
     evaluation = evaluate_network(
         network,
@@ -52,6 +52,8 @@ def run(options: argparse.Namespace) -> int:
         iou=settings.iou,
         max_det=settings.max_det,
     )
+    for i in evaluation.missing:
+        print(f"warning: {settings.split}: {damage(index, i)}; nothing is found in it")
     print(f"{path} on {data}, {settings.split}: {len(index)} images at {images.imgsz}, {device}, {precision.name}")
     print(format_class_table(evaluation, names))
     if settings.plots:

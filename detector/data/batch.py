@@ -1,7 +1,6 @@
 """What the loader hands to training: a sample, and a micro-batch of them."""
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -18,23 +17,28 @@ class Sample(NamedTuple):
     boxes_xyxy: np.ndarray  # (N, 4) float32 pixels of the network input
     classes: np.ndarray  # (N,) int64
     index: int  # of the image in the data set
+    good: bool = True  # False: the image is damaged, the sample is grey without boxes and counts for nothing
 
 
 class Batch(NamedTuple):
-    """One micro-batch of B images with N boxes in all."""
+    """One micro-batch of B images with N boxes in all.
+
+    Images that are damaged have no row in it and count for nothing; `bad` says which they were.
+    """
 
     images: Tensor  # (B, H, W, 3) uint8 RGB
     boxes_xyxy: Tensor  # (N, 4) float32 pixels of the network input
     classes: Tensor  # (N,) int64
     image_index: Tensor  # (N,) int64, which of the B images a box belongs to, ascending
-    samples: Tensor  # (B,) int64, index of each image in the data set
+    samples: Tensor  # (B,) int64, index of each image in the data set; empty in a blank batch
+    bad: Tensor  # (K,) int64, indices of the images that should have been in it but are damaged
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> "Batch":
         """The batch on a device; only from pinned memory does `non_blocking` overlap with anything."""
         return Batch(*(tensor.to(device, non_blocking=non_blocking) for tensor in self))
 
     def part(self, start: int, stop: int) -> "Batch":
-        """The images from `start` to before `stop`, with their boxes."""
+        """The images from `start` to before `stop`, with their boxes; `bad` stays that of the whole."""
         mine = (self.image_index >= start) & (self.image_index < stop)
         return Batch(
             self.images[start:stop],
@@ -42,6 +46,7 @@ class Batch(NamedTuple):
             self.classes[mine],
             self.image_index[mine] - start,
             self.samples[start:stop],
+            self.bad,
         )
 
     def network_input(self, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -58,36 +63,58 @@ def joined(batches: Sequence[Batch]) -> Batch:
         classes=torch.cat([batch.classes for batch in batches]),
         image_index=torch.cat([batch.image_index + start for batch, start in zip(batches, starts, strict=False)]),
         samples=torch.cat([batch.samples for batch in batches]),
+        bad=torch.cat([batch.bad for batch in batches]),
     )
 
 
-def recut_batches(batches: Sequence[Batch], sizes: Sequence[int]) -> list[Batch]:
-    """The images of some batches, in their order, as batches of these sizes; of size 0 is what `blank_batch` makes."""
-    if not any(sizes):
-        return [batches[0]] * len(sizes)
-    whole = joined([batch for batch in batches if len(batch.samples)])
-    blank = blank_batch(whole.images.shape[1])
-    ends = accumulate(sizes)
-    return [whole.part(end - size, end) if size else blank for size, end in zip(sizes, ends, strict=True)]
+def recut_batches(batches: Sequence[Batch], micro_batches: Sequence[Sequence[int]]) -> list[Batch]:
+    """The images of some batches, in their order, as the micro-batches with these samples.
+
+    As at first, the damaged among them have no row, and one of which nothing is left is blank.
+    """
+    blank = blank_batch(batches[0].images.shape[1])
+    full = [batch for batch in batches if len(batch.samples)]
+    whole = joined(full) if full else blank
+    bad = {index for batch in batches for index in batch.bad.tolist()}
+    cut, start = [], 0
+    for micro in micro_batches:
+        left_out = [sample for sample in micro if sample in bad]
+        stop = start + len(micro) - len(left_out)
+        batch = whole.part(start, stop) if stop > start else blank
+        cut.append(batch._replace(bad=torch.tensor(left_out, dtype=torch.int64)))
+        start = stop
+    return cut
 
 
-def blank_batch(size: int) -> Batch:
+def blank_batch(size: int, bad: Sequence[int] = ()) -> Batch:
     """A grey image that is none of the data set's: what a device runs that has no image in a micro-batch.
 
     All ranks of a distributed step must run equally many passes; this one has no samples and counts for nothing.
     """
     nothing = torch.zeros(0, dtype=torch.int64)
     grey = torch.full((1, size, size, 3), PADDING, dtype=torch.uint8)
-    return Batch(grey, torch.zeros(0, 4), classes=nothing, image_index=nothing, samples=nothing)
+    return Batch(
+        images=grey,
+        boxes_xyxy=torch.zeros(0, 4),
+        classes=nothing,
+        image_index=nothing,
+        samples=nothing,
+        bad=torch.tensor(bad, dtype=torch.int64),
+    )
 
 
 def collate(samples: Sequence[Sample]) -> Batch:
-    """Stacks samples whose images have one size."""
-    counts = torch.tensor([len(sample.classes) for sample in samples])
+    """Stacks the good ones of samples whose images have one size; blank where none is good."""
+    bad = [sample.index for sample in samples if not sample.good]
+    good = [sample for sample in samples if sample.good]
+    if not good:
+        return blank_batch(samples[0].image.shape[0], bad)
+    counts = torch.tensor([len(sample.classes) for sample in good])
     return Batch(
-        images=torch.from_numpy(np.stack([sample.image for sample in samples])),
-        boxes_xyxy=torch.from_numpy(np.concatenate([sample.boxes_xyxy for sample in samples])),
-        classes=torch.from_numpy(np.concatenate([sample.classes for sample in samples])),
-        image_index=torch.repeat_interleave(torch.arange(len(samples)), counts),
-        samples=torch.tensor([sample.index for sample in samples]),
+        images=torch.from_numpy(np.stack([sample.image for sample in good])),
+        boxes_xyxy=torch.from_numpy(np.concatenate([sample.boxes_xyxy for sample in good])),
+        classes=torch.from_numpy(np.concatenate([sample.classes for sample in good])),
+        image_index=torch.repeat_interleave(torch.arange(len(good)), counts),
+        samples=torch.tensor([sample.index for sample in good]),
+        bad=torch.tensor(bad, dtype=torch.int64),
     )

@@ -18,7 +18,6 @@ from detector.data.image import fit_long_side, fitted_size, read_rgb
 from detector.data.index import Index
 from detector.data.shared import SharedMemory
 from detector.distributed import local_world_size
-from detector.errors import DataError
 from detector.memory import available_memory
 
 AUTO_SHARE = 0.25  # of the available memory, for all processes of a run on this machine together
@@ -31,7 +30,7 @@ class ImageCache:
     def __init__(self, index: Index, imgsz: int, mode: bool | Literal["auto"] = "auto") -> None:
         """`mode` True keeps all, False none, "auto" all when they need under a quarter of free memory and 8 GiB."""
         self.index, self.imgsz = index, imgsz
-        sizes = [fitted_size(int(h), int(w), imgsz) for h, w in zip(index.heights, index.widths, strict=True)]
+        sizes = [fitted_size(*index.size(i), imgsz) for i in range(len(index))]
         self._sizes = np.array(sizes, dtype=np.int64).reshape(-1, 2)
         self._offsets = np.concatenate(([0], np.cumsum(3 * self._sizes.prod(axis=1), dtype=np.int64)))
         self.bytes = int(self._offsets[-1])
@@ -64,14 +63,7 @@ class ImageCache:
         return int(np.count_nonzero(self._checksums.array(np.uint64)))
 
     def _load(self, i: int) -> np.ndarray:
-        path, expected = self.index.path(i), (int(self.index.heights[i]), int(self.index.widths[i]))
-        image = read_rgb(path)
-        if image.shape[:2] != expected:
-            raise DataError(
-                f"{path}: decodes to {image.shape[1]} x {image.shape[0]} pixels but its header says "
-                f"{expected[1]} x {expected[0]}; save it anew without EXIF orientation"
-            )
-        return fit_long_side(image, self.imgsz)
+        return fit_long_side(read_rgb(self.index.path(i), self.index.size(i)), self.imgsz)
 
     def __setstate__(self, state: dict[str, object]) -> None:
         """In another process, where nothing was seen yet; the memory may be the same or a new one."""

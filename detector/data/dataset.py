@@ -9,12 +9,23 @@ from numpy.random import Generator
 from detector.data.augment import Augmentation, Example, cutmix, mixup, random_flips, random_hsv, random_perspective
 from detector.data.batch import Sample
 from detector.data.cache import ImageCache
-from detector.data.image import Letterbox, letterbox, letterbox_geometry, read_rgb
+from detector.data.image import (
+    PADDING,
+    DamagedImageError,
+    Letterbox,
+    fitted_size,
+    letterbox,
+    letterbox_geometry,
+    read_rgb,
+)
 from detector.data.index import Index
 from detector.data.mosaic import mosaic, mosaic_centre
+from detector.errors import DataError
 from detector.rng import Purpose, generator
 
 __all__ = ["Letterbox", "TrainingSet", "ValidationSet"]
+
+BadImages = Literal["skip", "error"]  # what becomes of damaged images: they count for nothing, or stop the run
 
 
 class TrainingSet:
@@ -22,6 +33,9 @@ class TrainingSet:
 
     What `training_set[(epoch, i)]` looks like depends on (seed, epoch, i) alone. In the last `close_mosaic` of `epochs`
     epochs there is no mosaic, mixup and cutmix: training ends on images that look like those of validation.
+
+    With `bad_images` "skip" the sample of a damaged image is not good (see `Sample`), and as another's partner in a
+    mosaic, mixup or cutmix the image is grey and without boxes; with "error" it raises DamagedImageError.
     """
 
     def __init__(
@@ -33,12 +47,14 @@ class TrainingSet:
         epochs: int,
         close_mosaic: int,
         cache: bool | Literal["auto"] = "auto",
+        bad_images: BadImages = "skip",
     ) -> None:
-        self.index, self.imgsz, self.seed = index, imgsz, seed
+        self.index, self.imgsz, self.seed, self.bad_images = index, imgsz, seed, bad_images
         self.first_plain_epoch = epochs - close_mosaic
         self.augmentation = augmentation
         self.plain = replace(augmentation, mosaic=0.0, mixup=0.0, cutmix=0.0)
         self.cache = ImageCache(index, imgsz, cache)
+        self._damaged: set[int] = set()  # as far as this process has come upon them: it decodes them once
 
     def __len__(self) -> int:
         return len(self.index)
@@ -48,7 +64,11 @@ class TrainingSet:
         epoch, i = position
         strengths = self.plain if epoch >= self.first_plain_epoch else self.augmentation
         random = generator(self.seed, Purpose.SAMPLE, epoch, i)
-        example = self._composed(i, strengths, random)
+        own = self._fitted(i)
+        if own is None:
+            grey = _grey(self.imgsz, self.imgsz)
+            return Sample(grey.image, grey.boxes_xyxy.astype(np.float32), grey.classes, i, good=False)
+        example = self._composed(own, strengths, random)
         if random.random() < strengths.mixup:
             example = mixup(example, self._composed(self._partner(random), strengths, random), random)
         if random.random() < strengths.cutmix:
@@ -57,40 +77,74 @@ class TrainingSet:
         example = random_flips(example, strengths, random)
         return Sample(example.image, example.boxes_xyxy.astype(np.float32), example.classes, i)
 
-    def _composed(self, i: int, strengths: Augmentation, random: Generator) -> Example:
-        """Image i after mosaic and perspective, imgsz x imgsz."""
+    def _composed(self, example: Example, strengths: Augmentation, random: Generator) -> Example:
+        """An image after mosaic and perspective, imgsz x imgsz."""
         if random.random() < strengths.mosaic:
-            tiles = [self._fitted(j) for j in (i, *(self._partner(random) for _ in range(3)))]
+            tiles = [example, *(self._partner(random) for _ in range(3))]
             example = mosaic(tiles, self.imgsz, mosaic_centre(self.imgsz, random))
-        else:
-            # its long side is imgsz already, and the warp's grey border is the padding that a letterbox would add
-            example = self._fitted(i)
+        # Without: its long side is imgsz already, and the warp's grey border is the padding of a letterbox.
         return random_perspective(example, self.imgsz, strengths, random)
 
-    def _fitted(self, i: int) -> Example:
-        image = self.cache[i]
+    def _partner(self, random: Generator) -> Example:
+        """A random image of the set; a damaged one is grey and has no boxes."""
+        i = int(random.integers(len(self.index)))
+        example = self._fitted(i)
+        return _grey(*fitted_size(*self.index.size(i), self.imgsz)) if example is None else example
+
+    def _fitted(self, i: int) -> Example | None:
+        """Image i with its long side imgsz; None where it is damaged and `bad_images` says to skip it."""
+        if i in self._damaged:
+            return None
+        try:
+            image = self.cache[i]
+        except DamagedImageError:
+            if self.bad_images == "error":
+                raise
+            self._damaged.add(i)
+            return None
         ratio = np.array((image.shape[1] / self.index.widths[i], image.shape[0] / self.index.heights[i]))
         return Example(image, self.index.boxes_xyxy(i) * np.tile(ratio, 2), self.index.labels(i))
 
-    def _partner(self, random: Generator) -> int:
-        return int(random.integers(len(self.index)))
+
+def _grey(height: int, width: int) -> Example:
+    """A grey image without boxes."""
+    image = np.full((height, width, 3), PADDING, dtype=np.uint8)
+    return Example(image, np.zeros((0, 4)), np.zeros(0, dtype=np.int64))
+
+
+def damage(index: Index, i: int) -> str:
+    """What is wrong with an image that was found damaged: one line that names it."""
+    try:
+        read_rgb(index.path(i), index.size(i))
+    except DataError as error:
+        return str(error)
+    return f"{index.path(i)}: was damaged when it was read before"
 
 
 class ValidationSet:
-    """Letterboxed images whose shape depends on each image alone; see `letterbox`."""
+    """Letterboxed images whose shape depends on each image alone; see `letterbox`.
 
-    def __init__(self, index: Index, imgsz: int, stride: int = 32, rect: bool = True) -> None:
-        self.index, self.imgsz, self.stride, self.rect = index, imgsz, stride, rect
+    With `bad_images` "skip" a damaged image is None; with "error" it raises DamagedImageError.
+    """
+
+    def __init__(
+        self, index: Index, imgsz: int, stride: int = 32, rect: bool = True, bad_images: BadImages = "skip"
+    ) -> None:
+        self.index, self.imgsz, self.stride, self.rect, self.bad_images = index, imgsz, stride, rect, bad_images
 
     def __len__(self) -> int:
         return len(self.index)
 
-    def __getitem__(self, i: int) -> tuple[np.ndarray, Letterbox, int]:
+    def __getitem__(self, i: int) -> tuple[np.ndarray, Letterbox, int] | None:
         """(H, W, 3) uint8 RGB, how it was put in, and i."""
-        image, mapping = letterbox(read_rgb(self.index.path(i)), self.imgsz, self.stride, self.rect)
-        return image, mapping, i
+        try:
+            image = read_rgb(self.index.path(i), self.index.size(i))
+        except DamagedImageError:
+            if self.bad_images == "error":
+                raise
+            return None
+        return *letterbox(image, self.imgsz, self.stride, self.rect), i
 
     def shape(self, i: int) -> tuple[int, int]:
         """(height, width) of image i once letterboxed, without decoding it."""
-        height, width = int(self.index.heights[i]), int(self.index.widths[i])
-        return letterbox_geometry(height, width, self.imgsz, self.stride, self.rect)[0]
+        return letterbox_geometry(*self.index.size(i), self.imgsz, self.stride, self.rect)[0]

@@ -5,6 +5,7 @@ Packed arrays (not lists of objects) are shared by forked workers without being 
 
 import hashlib
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,10 +21,12 @@ from detector.classes import order_of
 from detector.data.description import DataDescription
 from detector.data.formats.yolo import ParsedLabels, no_labels, parse_labels
 from detector.data.shapes import ensure_generated
+from detector.distributed import is_main
 from detector.errors import DataError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 FORMATS = ("JPEG", "MPO", "PNG", "BMP", "WEBP", "TIFF", "GIF", "PPM")  # Pillow's names of what OpenCV decodes, too
+SHOWN = 10  # problems in an error's message; where there are more, all of them are written to a file
 ORIENTATION = 274  # the EXIF tag; 5 to 8 swap height and width
 
 
@@ -47,6 +50,10 @@ class Index:
     def path(self, i: int) -> Path:
         """Where image i lies."""
         return Path(os.fsdecode(self.paths[self.path_offsets[i] : self.path_offsets[i + 1]].tobytes()))
+
+    def size(self, i: int) -> tuple[int, int]:
+        """(height, width) of image i in pixels, after EXIF orientation, as its header says."""
+        return int(self.heights[i]), int(self.widths[i])
 
     @cached_property
     def digest(self) -> str:
@@ -84,7 +91,8 @@ def build_index(description: DataDescription, split: str) -> Index:
     """The index of one split, drawn first if the description says that the project draws it.
 
     Images that cannot be read and flat, clipped or repeated boxes become `warnings`. Raises DataError when the split or
-    its images or labels are missing or when a label breaks a rule (the first is named, the others are counted).
+    its images or labels are missing or when labels break a rule: the first are named, and where there are many, all are
+    written to a file of the system's folder for temporary ones.
     """
     if split not in description.splits:
         raise DataError(f"{description.path}: '{split}' is missing; add `{split}: images/{split}`")
@@ -198,9 +206,25 @@ def _orientation(image: Image.Image) -> int:
 
 def _raise_problems(records: Iterable[_Record]) -> None:
     problems = [problem for record in records if record.labels for problem in record.labels.problems]
+    if len(problems) == 1:
+        raise DataError(problems[0])
     if problems:
-        more = f" ({len(problems) - 1:,} more like this in the set)" if len(problems) > 1 else ""
-        raise DataError(problems[0] + more)
+        more = f"\nand {len(problems) - SHOWN:,} more; {_written(problems)}" if len(problems) > SHOWN else ""
+        listed = "\n".join(problems[:SHOWN])
+        raise DataError(f"{len(problems):,} labels break a rule:\n{listed}{more}")
+
+
+def _written(problems: Sequence[str]) -> str:
+    """Where all the problems can be read, once they are written there. All ranks meet them, and the main one writes."""
+    if not is_main():
+        return ""
+    try:
+        file, path = tempfile.mkstemp(prefix="bad_labels_", suffix=".txt")
+        with open(file, "w", encoding="utf-8", errors="surrogateescape") as out:
+            out.writelines(f"{problem}\n" for problem in problems)
+    except OSError as error:
+        return f"their list cannot be written ({error.strerror or error})"
+    return f"all of them are listed in {path}"
 
 
 def _joined(labels: Iterable[ParsedLabels], field: str) -> list[str]:

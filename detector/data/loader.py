@@ -95,6 +95,7 @@ class ValidationLoader(_Loader):
     ) -> Iterator[ValidationBatch]:
         """All images, up to `batch` at a time; `waiting` and errors are those of training.
 
+        Damaged ones, of which the data set makes None, are left out.
         With `parts`, only every parts-th batch from number `part` on: the share of one rank.
         """
         by_shape: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -106,7 +107,8 @@ class ValidationLoader(_Loader):
             for start in range(0, len(indices), batch)
         ][part::parts]
         largest = max((3 * height * width * len(indices) for (height, width), indices in groups), default=0)
-        yield from self._batches([indices for _, indices in groups], largest, _own, waiting)
+        batches = self._batches([indices for _, indices in groups], largest, _own, waiting)
+        yield from (batch for batch in batches if batch is not None)
 
 
 class Loaders(NamedTuple):
@@ -153,12 +155,17 @@ def validation_batches(
         loader.close()
 
 
-def _stacked(items: Sequence[tuple[np.ndarray, Letterbox, int]]) -> ValidationBatch:
-    images, mappings, indices = zip(*items, strict=True)
+def _stacked(items: Sequence[tuple[np.ndarray, Letterbox, int] | None]) -> ValidationBatch | None:
+    whole = [item for item in items if item is not None]
+    if not whole:
+        return None
+    images, mappings, indices = zip(*whole, strict=True)
     return torch.from_numpy(np.stack(images)), list(mappings), list(indices)
 
 
-def _own(batch: ValidationBatch) -> ValidationBatch:
+def _own(batch: ValidationBatch | None) -> ValidationBatch | None:
+    if batch is None:
+        return None
     images, mappings, indices = batch
     return images.clone(), mappings, indices
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -39,6 +39,7 @@ class Evaluation:
     class_images: NDArray[np.int64]  # (C,) images with at least one true box of the class
     class_instances: NDArray[np.int64]  # (C,) true boxes of the class; crowd regions are not counted
     seconds: dict[str, float]  # per stage: load, detect, metrics
+    missing: tuple[int, ...] = ()  # images that are damaged: nothing is found in them
 
     def row(self) -> dict[str, float]:
         """What a line of metrics.csv holds, in 0..1; NaN if the set has no true box at all."""
@@ -76,8 +77,8 @@ def evaluate_network(
 ) -> Evaluation:
     """The evaluation of `network` on a whole data set; the network is not altered.
 
-    `batches` yields uint8 images (B, H, W, 3), their letterboxes and their indices in the set, each image once, in any
-    order. `on_batch` is told the number of images of each finished batch.
+    `batches` yields uint8 images (B, H, W, 3), their letterboxes and their indices in the set, each image once, damaged
+    ones never, in any order. `on_batch` is told the number of images of each finished batch.
     """
     seconds = dict.fromkeys(("load", "detect"), 0.0)
     found: dict[int, Detections] = {}
@@ -93,9 +94,16 @@ def evaluate_network(
         seconds=seconds,
     ):
         found[index] = detections
-    assert sorted(found) == list(range(len(ground_truth))), "each image of the set is to be detected once"
-    evaluation = judge(ground_truth, [found[i] for i in range(len(ground_truth))], names)
+    evaluation = judge_found(ground_truth, found, names)
     return replace(evaluation, seconds=seconds | evaluation.seconds)
+
+
+def judge_found(ground_truth: GroundTruth, found: Mapping[int, Detections], names: Sequence[str]) -> Evaluation:
+    """The evaluation of the detections in the images that could be looked at, by their index; nothing in the others."""
+    nothing = Detections(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
+    images = range(len(ground_truth))
+    evaluation = judge(ground_truth, [found.get(i, nothing) for i in images], names)
+    return replace(evaluation, missing=tuple(i for i in images if i not in found))
 
 
 def detect(

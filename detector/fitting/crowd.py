@@ -22,7 +22,7 @@ def heaviest(index: Index, settings: Settings) -> Sample:
     crowded = np.argsort(-boxes, kind="stable")[:IMAGES]
     training = training_set(part(index, [int(i) for i in crowded]), settings)
     positions = [(epoch, i) for epoch in range(EPOCHS) for i in range(len(training))]
-    return max((training[position] for position in positions), key=lambda sample: len(sample.classes))
+    return max((training[position] for position in positions), key=lambda sample: (sample.good, len(sample.classes)))
 
 
 def part(index: Index, images: Sequence[int]) -> Index:

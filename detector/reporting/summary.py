@@ -17,8 +17,10 @@ def draw_evaluation(
     plot_pr(evaluation.curves, names, folder / "precision_recall.png")
     plot_f1(evaluation.curves, names, folder / "f1.png")
     plot_confusion(evaluation.confusion, names, folder / "confusion.png")
-    step = max(len(images) // most, 1)
-    chosen = range(0, len(images), step)[:most]
+    whole = [i for i in range(len(images)) if i not in set(evaluation.missing)]
+    chosen = whole[:: max(len(whole) // most, 1)][:most]
+    if not chosen:
+        return
     index = images.index
     picture = validation_image(
         [read_rgb(index.path(i)) for i in chosen],

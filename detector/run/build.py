@@ -63,7 +63,7 @@ def build(settings: Settings, resume: Resume | None, say: Say) -> Run:
         device=device,
         names=names,
         training=training_set(training, settings),
-        validation=ValidationSet(validation, settings.imgsz),
+        validation=ValidationSet(validation, settings.imgsz, bad_images=settings.bad_images),
         workers=worker_count(settings.workers),
         schedule=schedule_of(settings, state),
         rules=step_rules(settings, network),
@@ -159,7 +159,14 @@ def indices(settings: Settings, say: Say) -> tuple[Index, Index]:
 def training_set(index: Index, settings: Settings) -> TrainingSet:
     strengths = Augmentation(**{name: getattr(settings, name) for name in Augmentation.__dataclass_fields__})
     return TrainingSet(
-        index, settings.imgsz, strengths, settings.seed, settings.epochs, settings.close_mosaic, settings.cache
+        index,
+        settings.imgsz,
+        strengths,
+        settings.seed,
+        settings.epochs,
+        settings.close_mosaic,
+        settings.cache,
+        settings.bad_images,
     )
 
 

@@ -14,10 +14,11 @@ import torch
 from detector import checkpoint_file, distributed
 from detector.config import Settings
 from detector.data.batch import Batch, blank_batch
+from detector.data.dataset import damage
 from detector.data.loader import loading
 from detector.device import choose_device
 from detector.errors import Interrupted
-from detector.evaluation.evaluate import Evaluation, detect, judge
+from detector.evaluation.evaluate import Evaluation, detect, judge_found
 from detector.files import remove_unfinished
 from detector.folders import create_folder
 from detector.model.network import Network
@@ -151,11 +152,23 @@ def train_epoch(run: Run) -> None:
             state.done = window.done + window.images
             if report.applied:
                 state.learned(report)
+            if report.images < window.images:  # on all ranks alike
+                tell_bad(run, "train", [index for batch in held for index in batch.bad.tolist()])
             losses = dict(zip(run.terms, report.losses, strict=True))
             bar.update(state.done, losses, rates.lr["weights"], window.accumulate, gpu_memory(run.device))
             with distributed.together(run.device):
                 if saving.due(run):
                     saving.save(run)
+
+
+def tell_bad(run: Run, split: str, indices: Sequence[int]) -> None:
+    """Take the damaged images that this rank met into the state of all, and name those that are new to the run."""
+    index = (run.training if split == "train" else run.validation).index
+    known = run.state.bad_images[split]
+    found = {i for part in distributed.gather(list(indices)) for i in part}
+    for i in sorted(found.difference(known)):
+        run.say(f"warning: {split}: {damage(index, i)}; it counts for nothing (bad_images: skip)")
+    run.state.bad_images[split] = sorted(found.union(known))
 
 
 def my_micro_batches(run: Run, windows: Sequence[Window]) -> Iterator[Batch]:
@@ -204,9 +217,8 @@ def validate(run: Run, network: Network) -> Evaluation | None:
         )
     stop_if_asked(run)
     everywhere = {index: one for part in distributed.gather(found) for index, one in part.items()}
-    if not distributed.is_main():
-        return None
-    return judge(run.truth, [everywhere[index] for index in range(len(run.truth))], run.names)
+    tell_bad(run, "val", [i for i in range(len(run.truth)) if i not in everywhere])
+    return judge_found(run.truth, everywhere, run.names) if distributed.is_main() else None
 
 
 def epoch_row(run: Run, evaluation: Evaluation | None) -> dict[str, float]:
@@ -238,7 +250,9 @@ def progress_line(run: Run, row: dict[str, float], seconds: float) -> str:
     metrics = "  ".join(f"{name} {row[name]:.3f}" for name in shown if name in row and name not in run.terms)
     mark = "  best" if state.best.epoch == state.epoch else ""
     skipped = f"  {state.skipped} steps skipped" if state.skipped else ""
-    return f"epoch {state.epoch}/{run.settings.epochs}  {losses}  {metrics}  {seconds:.1f} s{mark}{skipped}"
+    count = sum(map(len, state.bad_images.values()))
+    bad = f"  {count} bad {'image' if count == 1 else 'images'}" if count else ""
+    return f"epoch {state.epoch}/{run.settings.epochs}  {losses}  {metrics}  {seconds:.1f} s{mark}{skipped}{bad}"
 
 
 def finish(run: Run) -> TrainResult:

@@ -22,7 +22,7 @@ def take(run: Run, window: Window, held: Sequence[Batch], rates: Rates) -> StepR
     TrainingError where neither helps; the last checkpoint is as good as it was.
     """
     report = fit(run, window, held, rates)
-    return report if report.applied else not_finite(run, report, window, held, rates)
+    return report if report.applied or not report.images else not_finite(run, report, window, held, rates)
 
 
 def fit(run: Run, window: Window, held: Sequence[Batch], rates: Rates) -> StepReport:
@@ -38,7 +38,7 @@ def fit(run: Run, window: Window, held: Sequence[Batch], rates: Rates) -> StepRe
     while True:
         cut, micro_batches = recut(window, state.batch), held
         if cut != window:
-            micro_batches = recut_batches(held, [len(micro) for micro in cut.micro_batches[distributed.rank()]])
+            micro_batches = recut_batches(held, cut.micro_batches[distributed.rank()])
         if report := step(run, cut, micro_batches, rates):
             state.fitting_steps += 1
             return report

@@ -60,7 +60,8 @@ class RunState(TrainState):
     legs: Legs = ()  # how the learning rate goes; a new one each time the run is extended
     loss_sums: list[float] = field(default_factory=list)  # losses * images of this epoch so far, one a term
     loss_images: int = 0  # that they are of: those of skipped steps do not count
-    bad_images: list[str] = field(default_factory=list)  # that could not be read, by name
+    # Images found damaged so far, by their numbers in their split.
+    bad_images: dict[str, list[int]] = field(default_factory=lambda: {"train": [], "val": []})
     best: Best = field(default_factory=Best)
     history: list[dict[str, float]] = field(default_factory=list)  # one row of metrics an epoch
 

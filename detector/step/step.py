@@ -64,8 +64,8 @@ class StepReport(NamedTuple):
     losses: tuple[float, ...]  # one a term, times its gain
     weight: float  # the window's target weight
     norm: float  # of the gradient before clipping
-    applied: bool  # False: the gradient was not finite, and weights, EMA and optimizer are as before
-    images: int  # that counted, over all ranks
+    applied: bool  # False: not finite, or of no images; weights, EMA and optimizer are as before
+    images: int  # that counted, over all ranks: those of the window without the damaged ones
 
 
 def train_window(
@@ -90,7 +90,7 @@ def train_window(
 
         with distributed.together(state.device):
             factors = rules.weighting.after(weights[:, 0], images[0], state.loss_scale)
-            losses = (terms * factors[:, None]).sum(dim=0) / images[0]
+            losses = (terms * factors[:, None]).sum(dim=0) / images[0].clamp(min=1)
             state.scaler.unscale_(state.optimizer)
             norm = finish_gradient(state, factors, rules.clip_norm)
             if applied := bool(torch.isfinite(norm) & (images[0, 0] > 0)):
@@ -100,8 +100,9 @@ def train_window(
             else:
                 undo.statistics.back()
             state.scaler.update()
-    state.count(applied, weight := float(weights.sum()))
-    return StepReport(tuple(losses.tolist()), weight, float(norm), applied, int(images[0]))
+    if images[0]:  # else every image is damaged: no step was tried
+        state.count(applied, float(weights.sum()))
+    return StepReport(tuple(losses.tolist()), float(weights.sum()), float(norm), applied, int(images[0]))
 
 
 def add_up(
