@@ -64,7 +64,9 @@ def new_state(dtype=torch.float32, momentum=0.9):
     return RunState(network, Ema(network), optimizer, FP32)
 
 
-def step_of(batch, sizes, dtype=torch.float64, clip_norm=10.0, state=None, scaler=None, weighting=BY_WINDOW):
+def step_of(
+    batch, sizes, dtype=torch.float64, clip_norm=10.0, state=None, scaler=None, weighting=BY_WINDOW, rates=RATES
+):
     """Train one window, cut into micro-batches of these sizes; returns the state and the report."""
     state = state or new_state(dtype)
     if scaler is not None:
@@ -75,7 +77,7 @@ def step_of(batch, sizes, dtype=torch.float64, clip_norm=10.0, state=None, scale
     if dtype == torch.float64:
         micro_batches = [Double(micro) for micro in micro_batches]
     rules = StepRules(criterion, clip_norm=clip_norm, weighting=weighting)
-    report = train_window(state, GradientSum(state.network), rules, Window(0, 0, (samples,)), micro_batches, RATES)
+    report = train_window(state, GradientSum(state.network), rules, Window(0, 0, (samples,)), micro_batches, rates)
     return state, report
 
 
