@@ -77,7 +77,7 @@ def available_memory() -> int:
     """Bytes that can be taken without swapping, within the container's limit; 0 when the system does not say."""
     limits = []
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         limits.append(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")))
     except (OSError, StopIteration):
         try:
@@ -85,7 +85,10 @@ def available_memory() -> int:
         except (AttributeError, OSError, ValueError):
             return 0
     try:
-        limit, used = (Path("/sys/fs/cgroup", name).read_text().strip() for name in ("memory.max", "memory.current"))
+        limit, used = (
+            Path("/sys/fs/cgroup", name).read_text(encoding="ascii").strip()
+            for name in ("memory.max", "memory.current")
+        )
         limits.append(int(limit) - int(used))
     except (OSError, ValueError):  # no cgroup v2, or no limit in it
         pass

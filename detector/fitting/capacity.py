@@ -15,7 +15,7 @@ def resident(field: str, process: int | str = "self") -> int:
     /proc.
     """
     try:
-        status = Path(f"/proc/{process}/status").read_text()
+        status = Path(f"/proc/{process}/status").read_text(encoding="utf-8", errors="replace")
     except ProcessLookupError:
         return 0
     except OSError:

@@ -176,7 +176,8 @@ def in_child(job: Job, limit: int) -> Measured:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "job.pt")
         job.save(path)
-        with Path(folder, "out").open("w+") as out, Path(folder, "err").open("w+") as err:
+        text = {"mode": "w+", "encoding": "utf-8", "errors": "replace"}
+        with Path(folder, "out").open(**text) as out, Path(folder, "err").open(**text) as err:
             status = watched(path, out, err, OVER * limit)
             if status == 0:
                 out.seek(0)

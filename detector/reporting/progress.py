@@ -11,6 +11,8 @@ from typing import TextIO
 
 from tqdm import tqdm
 
+from detector.terminal import is_terminal, write
+
 
 class Progress:
     """The progress of one epoch, told once per step; a context manager.
@@ -23,14 +25,14 @@ class Progress:
     def __init__(
         self, epoch: int, epochs: int, images: int, start: int = 0, stream: TextIO | None = None, shown: bool = True
     ) -> None:
-        self.stream = sys.stderr if stream is None else stream
+        self.stream = sys.stderr if stream is None else stream  # None where the program has no console
         self.epoch, self.epochs, self.images = epoch, epochs, images
         self.start = self.done = start
         self.began = time.perf_counter()
         self.line = ""
         self.closed = not shown
         self.bar: tqdm | None = None
-        if shown and self.stream.isatty():
+        if shown and is_terminal(self.stream):
             self.bar = tqdm(
                 total=images,
                 initial=start,
@@ -85,8 +87,7 @@ class Progress:
             self.bar.refresh()
             self.bar.close()
         else:
-            self.stream.write(f"{self._title()}  {self.done}/{self.images} images  {self.line}".rstrip() + "\n")
-            self.stream.flush()
+            write(f"{self._title()}  {self.done}/{self.images} images  {self.line}".rstrip() + "\n", self.stream)
 
     def _title(self) -> str:
         return f"epoch {self.epoch + 1}/{self.epochs}"
@@ -111,7 +112,7 @@ def clock(seconds: float) -> str:
 def process_memory() -> int:
     """Bytes of memory this process holds now, or where the system does not say so (not Linux) its peak, or 0."""
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         pass
