@@ -108,7 +108,7 @@ def read(path: Path) -> dict[str, Any]:
     if path.is_dir():
         raise CheckpointError(f"{path}: a folder, not a checkpoint file")
     if not path.exists():
-        raise CheckpointError(f"{path}: no such checkpoint file")
+        raise CheckpointError(f"{path}: no such checkpoint file; name one that is here, nothing is downloaded")
     if not zipfile.is_zipfile(path):
         raise CheckpointError(f"{path}: not a checkpoint, or a damaged one: it is no zip file")
     check_seal(path)

@@ -6,41 +6,110 @@ Relative paths are relative to the file that names them (an override's: to the w
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from detector.errors import ConfigError, did_you_mean
+from detector.reading import absolute, load_settings, read_yaml, validated
+from detector.spelling import AMP, Words
+
+OPTIMIZERS = "SGD, AdamW, or auto"
+
+__all__ = [
+    "InfoSettings", "PredictSettings", "Settings", "TuneSettings", "ValSettings",
+    "load_settings", "read_yaml", "validated",
+]  # fmt: skip
+
+
+def whole(value: Any) -> Any:
+    """1e2 and 100.0 are the whole number 100."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def text(value: Any) -> Any:
+    """A number is as good as its digits."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=0)]
-AtLeastOne = Annotated[int, Field(ge=1)]
-FilePath = Annotated[Path, Field(strict=False)]  # a str is as good as a Path
+Whole = Annotated[int, BeforeValidator(whole)]
+Count = Annotated[Whole, Field(ge=0)]
+AtLeastOne = Annotated[Whole, Field(ge=1)]
+Text = Annotated[str, BeforeValidator(text)]
+FilePath = Annotated[Path, BeforeValidator(text), Field(strict=False)]  # a str is as good as a Path
 STRIDE = 32  # the coarsest stride of the networks: image sides are multiples of it
+
+
+def one_side(value: Any) -> Any:
+    if isinstance(value, list):
+        side = max((one for one in value if isinstance(one, int)), default=640)
+        raise ValueError(f"the network's input is square: give one number, {side}")
+    return value
+
+
+def multiple_of_stride(value: int) -> int:
+    if value % STRIDE:
+        raise ValueError(f"must be a multiple of {STRIDE}; the nearest is {max(round(value / STRIDE), 1) * STRIDE}")
+    return value
+
+
+Side = Annotated[
+    Whole, Field(ge=STRIDE), BeforeValidator(one_side), AfterValidator(multiple_of_stride)
+]  # of the network's input, pixels
+
+
+def model_named(value: str, folder: Path) -> str:
+    """v11n, for what this model is called elsewhere; a path made absolute where the text looks like one."""
+    path = absolute(value, folder)
+    known = re.fullmatch(r"(?:yolo)?v?(\d+)([a-z])(?:\.ya?ml)?", value.lower())
+    if known and not path.exists() and not path.with_name(f"{path.stem[:-1]}{path.suffix}").exists():
+        return f"v{known[1]}{known[2]}"
+    return str(path) if path.suffix.lower() in (".yaml", ".yml", ".pt") else value
 
 
 class Group(BaseModel):
     """Base of the groups: unknown keys, wrong types and later changes are errors."""
 
+    of: ClassVar[str] = ""  # whose settings they are, for messages
+    also: ClassVar[dict[str, str]] = {}  # other names of a setting that are taken
+    located: ClassVar[dict[str, Callable[[str, Path], str]]] = {}  # what a text means that is written in a folder
+
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class ModelKeys(Group):
-    model: Annotated[str, Field(description="v11n .. v11x, or a model YAML")] = "v11n"
+    located = {"model": model_named}
+
+    model: Annotated[Text, Field(description="v11n .. v11x, or a model YAML")] = "v11n"
     weights: Annotated[FilePath | None, Field(description="a checkpoint to start from")] = None
     freeze: Annotated[
-        int | list[int], Field(description="the first N layers, or a list of layers, stay as they are")
+        Whole | list[Whole], Field(description="the first N layers, or a list of layers, stay as they are")
     ] = 0
     bn: Annotated[
         Literal["batch", "sync", "frozen", "renorm"],
+        Words(),
         Field(description="BatchNorm: by micro-batch, over devices, by running statistics, or renormalised"),
     ] = "batch"
     freeze_bn: Annotated[bool, Field(description="short for bn: frozen")] = False
+
+    @field_validator("model")
+    @classmethod
+    def description_and_not_weights(cls, value: str) -> str:
+        if not value.lower().endswith(".pt"):
+            return value
+        if Path(value).exists():
+            raise ValueError(
+                f"is a checkpoint: weights={value} starts from it, and model is the one that it was trained with"
+            )
+        raise ValueError(
+            "no such file, and nothing is downloaded: model=v11n .. v11x is a fresh network, and weights=FILE.pt "
+            "starts it from a checkpoint that you have"
+        )
 
     @field_validator("freeze")
     @classmethod
@@ -52,47 +121,55 @@ class ModelKeys(Group):
 
 class DataKeys(Group):
     data: Annotated[FilePath | None, Field(description="the data set's YAML")] = None
-    names: Annotated[list[str] | None, Field(description="class names in place of the data set's")] = None
-    imgsz: Annotated[int, Field(ge=STRIDE, description="side of the network's input, a multiple of 32")] = 640
+    names: Annotated[list[Text] | None, Field(description="class names in place of the data set's")] = None
+    imgsz: Annotated[Side, Field(description="side of the network's input, a multiple of 32")] = 640
     batch: Annotated[
         AtLeastOne | Literal["auto"],
+        Words(also={"-1": "auto"}),
         Field(description="images of a micro-batch: what one device takes at once; auto: the fastest that fits"),
     ] = 16
-    workers: Annotated[Count | Literal["auto"], Field(description="processes that prepare images; 0: none")] = "auto"
-    cache: Annotated[bool | Literal["auto"], Field(description="keep resized images in memory; auto: if they fit")] = (
-        "auto"
-    )
+    workers: Annotated[
+        Count | Literal["auto"], Words(), Field(description="processes that prepare images; 0: none")
+    ] = "auto"
+    cache: Annotated[
+        bool | Literal["auto"],
+        Words(also={"ram": True}, told={"disk": "images are kept in memory only: auto, true or false"}),
+        Field(description="keep resized images in memory; auto: if they fit"),
+    ] = "auto"
 
     @field_validator("names", mode="before")
     @classmethod
     def numbered(cls, value: Any) -> Any:
         """A map {0: cat, 1: dog} is as good as a list."""
         if isinstance(value, dict):
+            value = {int(key) if str(key).isdecimal() else key: name for key, name in value.items()}
             if sorted(value, key=str) != sorted(range(len(value)), key=str):
                 raise ValueError(f"numbers the classes {list(value)}; they are 0 to {len(value) - 1}")
             return [value[number] for number in range(len(value))]
         return value
 
-    @field_validator("imgsz")
+    @field_validator("batch", mode="before")
     @classmethod
-    def multiple_of_stride(cls, value: int) -> int:
-        if value % STRIDE:
-            raise ValueError(f"must be a multiple of {STRIDE}; the nearest is {max(round(value / STRIDE), 1) * STRIDE}")
+    def images_and_no_share(cls, value: Any) -> Any:
+        if isinstance(value, float) and 0 < value < 1:
+            raise ValueError("a number of images, not a share of the memory; batch=auto takes the fastest that fits")
         return value
 
 
 class DeviceKeys(Group):
-    device: Annotated[str | int | list[int], Field(description="auto, cpu, a GPU: 0, or several: '0,1', cpu:2")] = (
-        "auto"
-    )
+    device: Annotated[
+        str | int | list[int | str], Field(description="auto, cpu, a GPU: 0, or several: '0,1', cpu:2")
+    ] = "auto"
     amp: Annotated[
-        Literal["auto", "fp32", "bf16", "fp16"], Field(description="precision of the network's arithmetic")
+        Literal["auto", "fp32", "bf16", "fp16"], Words(AMP), Field(description="precision of the network's arithmetic")
     ] = "auto"
 
 
 class MemoryKeys(Group):
     checkpoint: Annotated[
-        Literal["off", "stages", "all"], Field(description="activations that are computed again instead of kept")
+        Literal["off", "stages", "all"],
+        Words({"false": "off", "no": "off"}),  # YAML reads a plain `off` as false
+        Field(description="activations that are computed again instead of kept"),
     ] = "off"
     offload: Annotated[bool, Field(description="activations wait in host memory for the backward pass")] = False
     grow_after: Annotated[
@@ -100,16 +177,15 @@ class MemoryKeys(Group):
     ] = 0
     val_batch: Annotated[AtLeastOne | None, Field(description="images validated at once; left out: batch")] = None
 
-    @field_validator("checkpoint", mode="before")
-    @classmethod
-    def off_is_a_word(cls, value: Any) -> Any:
-        """YAML reads a plain `off` as false."""
-        return "off" if value is False else value
-
 
 class StepKeys(Group):
     nbs: Annotated[AtLeastOne, Field(description="nominal batch: what the hyper-parameters are tuned for")] = 64
-    optimizer: Literal["auto", "SGD", "AdamW"] = "auto"
+    optimizer: Annotated[
+        Literal["auto", "SGD", "AdamW"],
+        Words(
+            told={name: f"not here: {OPTIMIZERS}" for name in ("adam", "rmsprop", "nadam", "radam", "adamax", "muon")}
+        ),
+    ] = "auto"
     lr0: Annotated[Positive, Field(description="learning rate at the end of warmup")] = 0.01
     lrf: Annotated[Fraction, Field(description="last learning rate = lr0 * lrf")] = 0.01
     momentum: Annotated[float, Field(ge=0, lt=1, description="SGD's momentum, Adam's first beta")] = 0.937
@@ -118,11 +194,11 @@ class StepKeys(Group):
     warmup_epochs: NotNegative = 3.0
     warmup_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.8
     warmup_bias_lr: NotNegative = 0.1
-    nbs_scope: Annotated[Literal["total", "device"], Field(description="whether nbs is the run's or each device's")] = (
-        "total"
-    )
+    nbs_scope: Annotated[
+        Literal["total", "device"], Words(), Field(description="whether nbs is the run's or each device's")
+    ] = "total"
     scale_lr: Annotated[
-        Literal["none", "linear", "sqrt"], Field(description="how lr0 grows with windows larger than nbs")
+        Literal["none", "linear", "sqrt"], Words(), Field(description="how lr0 grows with windows larger than nbs")
     ] = "linear"
     accumulate_warmup: Annotated[bool, Field(description="ramp the window from one micro-batch during warmup")] = True
     clip_norm: Annotated[Positive, Field(description="largest norm of a step's gradient")] = 10.0
@@ -148,12 +224,16 @@ class AugmentKeys(Group):
     mosaic: Fraction = 1.0
     mixup: Fraction = 0.0
     cutmix: Fraction = 0.0
-    close_mosaic: Annotated[Count, Field(description="last epochs without mosaic, mixup and cutmix")] = 10
+    close_mosaic: Annotated[
+        Count | Literal["auto"],
+        Words(),
+        Field(description="last epochs without mosaic, mixup and cutmix; auto: 10, at most a quarter of the epochs"),
+    ] = "auto"
 
 
 class FolderKeys(Group):
     project: Annotated[FilePath, Field(description="folder of the runs")] = Path("runs")
-    name: Annotated[str | None, Field(description="the run's folder; left out: the next free trainN")] = None
+    name: Annotated[Text | None, Field(description="the run's folder; left out: the next free trainN")] = None
     exist_ok: Annotated[bool, Field(description="write into a run folder that exists")] = False
 
 
@@ -165,17 +245,25 @@ class RunKeys(FolderKeys):
     plots: Annotated[bool, Field(description="draw images and curves")] = True
     metric: Annotated[
         Literal["mAP50-95", "mAP50", "mAP75", "precision", "recall", "F1", "box", "cls", "dfl"],
+        Words(),
         Field(description="a column of metrics.csv: what is best; of the training losses the lowest"),
     ] = "mAP50-95"
     max_bad_steps: Annotated[AtLeastOne, Field(description="steps in a row that are not finite before stopping")] = 10
     save_minutes: Annotated[
         NotNegative, Field(description="also save inside an epoch, so often; 0: only at its end")
     ] = 10.0
-    on_save_error: Annotated[Literal["stop", "warn"], Field(description="when a checkpoint cannot be written")] = "stop"
-    save_period: Annotated[int, Field(ge=-1, description="also keep every n-th epoch's checkpoint; -1: none")] = -1
-    resume: Annotated[FilePath | None, Field(description="a run's folder or checkpoint to go on from")] = None
+    on_save_error: Annotated[
+        Literal["stop", "warn"], Words(), Field(description="when a checkpoint cannot be written")
+    ] = "stop"
+    save_period: Annotated[Whole, Field(ge=-1, description="also keep every n-th epoch's checkpoint; -1: none")] = -1
+    resume: Annotated[
+        FilePath | bool | None,
+        AfterValidator(lambda value: value or None),
+        Field(description="a run's folder or checkpoint to go on from; true: the last run of `project`"),
+    ] = None
     extend_lr: Annotated[
         Literal["rescale", "constant-final", "restart-cosine"],
+        Words(),
         Field(description="the learning rate of a run that is resumed with more epochs"),
     ] = "rescale"
 
@@ -200,6 +288,14 @@ class Settings(ModelKeys, DataKeys, DeviceKeys, MemoryKeys, StepKeys, LossKeys, 
         """Epochs of warmup: never more than all but the last."""
         return min(self.warmup_epochs, self.epochs - 1)
 
+    def closing(self) -> int:
+        """The last epochs, which have no mosaic, mixup and cutmix.
+
+        What was written, as it was written; else 10 of them, and at most a quarter of a short run, which would have
+        seen none. `auto` is saved as such, so that a run that is extended has it follow from its new length.
+        """
+        return min(10, self.epochs // 4) if self.close_mosaic == "auto" else self.close_mosaic
+
     def to_yaml(self) -> str:
         """The settings as a config file that loads to equal settings."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
@@ -208,173 +304,51 @@ class Settings(ModelKeys, DataKeys, DeviceKeys, MemoryKeys, StepKeys, LossKeys, 
 class TuneSettings(Settings):
     """Settings of `detector tune`: those of a run, and the memory it may take."""
 
-    memory: Annotated[str | None, Field(description="what a device may give, as 4GiB; left out: what is free")] = None
-
-    @field_validator("memory", mode="before")
-    @classmethod
-    def number_alone(cls, value: Any) -> Any:
-        """A number without a unit, which YAML reads as one, is told of its unit where the text is read."""
-        return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+    memory: Annotated[Text | None, Field(description="what a device may give, as 4GiB; left out: what is free")] = None
 
     def of_run(self) -> Settings:
         """The settings of the run alone."""
         return Settings(**{key: getattr(self, key) for key in self.model_fields_set & Settings.model_fields.keys()})
 
 
-class ValSettings(DeviceKeys, FolderKeys):
-    """Settings of `detector val`."""
+class UseKeys(DeviceKeys, FolderKeys):
+    """What measuring and predicting have in common: a checkpoint, and how it is used."""
 
-    data: FilePath | None = None
-    split: Literal["train", "val", "test"] = "val"
-    imgsz: Annotated[int | None, Field(ge=STRIDE, multiple_of=STRIDE)] = None
+    also = {"model": "weights"}
+
+    weights: Annotated[FilePath | None, Field(description="the checkpoint, or the folder of its run")] = None
+    imgsz: Annotated[Side | None, Field(description="as trained, if left out")] = None
     batch: AtLeastOne = 16
-    workers: Count | Literal["auto"] = "auto"
-    conf: Fraction = 0.001
     iou: Fraction = 0.7
     max_det: AtLeastOne = 300
+
+
+class ValSettings(UseKeys):
+    """Settings of `detector val`."""
+
+    of = " of detector val"
+
+    data: FilePath | None = None
+    split: Annotated[Literal["train", "val", "test"], Words()] = "val"
+    workers: Annotated[Count | Literal["auto"], Words()] = "auto"
+    conf: Fraction = 0.001
     plots: bool = True
 
 
-class PredictSettings(DeviceKeys, FolderKeys):
+class PredictSettings(UseKeys):
     """Settings of `detector predict`."""
 
-    imgsz: Annotated[int | None, Field(ge=STRIDE, multiple_of=STRIDE)] = None
-    batch: AtLeastOne = 16
+    of = " of detector predict"
+
+    source: Annotated[Text | list[Text] | None, Field(description="files, folders, globs, text files of paths")] = None
     conf: Fraction = 0.25
-    iou: Fraction = 0.7
-    max_det: AtLeastOne = 300
     save_txt: bool = False
 
 
-class Origin(NamedTuple):
-    """Where a setting was written, and the folder its relative path starts from."""
+class InfoSettings(Group):
+    """Settings of `detector info`."""
 
-    place: str
-    folder: Path
+    of = " of detector info"
+    also = {"model": "weights"}
 
-
-AnySettings = TypeVar("AnySettings", bound=Group)
-
-
-def file_and_overrides(words: Sequence[str]) -> tuple[Path | None, Sequence[str]]:
-    """The config file that a command line may begin with, and its `key=value` words."""
-    return (Path(words[0]), words[1:]) if words and "=" not in words[0] else (None, words)
-
-
-def load_settings(cls: type[AnySettings], file: Path | None, overrides: Sequence[str] = ()) -> AnySettings:
-    """Settings of the kind `cls` from a config file (or none) and `key=value` overrides, whose values are YAML.
-
-    Raises ConfigError with the place for a missing file, bad YAML, an unknown key (with the nearest name), a wrong type
-    and a value out of range.
-    """
-    values: dict[str, Any] = {}
-    origins: dict[str, Origin] = {}
-    for key, value, origin in [*_from_file(file), *_from_overrides(overrides)]:
-        if key not in cls.model_fields:
-            raise ConfigError(f"{origin.place}: '{key}' is not a setting.{did_you_mean(key, cls.model_fields)}")
-        values[key], origins[key] = value, origin
-    for key, origin in origins.items():
-        values[key] = _resolved(key, values[key], origin.folder)
-    return validated(cls, values, {key: origin.place for key, origin in origins.items()}, str(file or "settings"))
-
-
-def validated(
-    cls: type[AnySettings], values: dict[str, Any], places: dict[str, str], default_place: str
-) -> AnySettings:
-    """`cls(**values)`, with pydantic's complaints turned into one ConfigError that names each place."""
-    try:
-        return cls(**values)
-    except ValidationError as error:
-        complaints: dict[str, str] = {}
-        for item in error.errors():
-            key = str(item["loc"][0]) if item["loc"] else ""
-            if not key:
-                complaints[key] = f"{default_place}: {_reason(item)}"
-            elif key not in cls.model_fields:
-                complaints[key] = f"{default_place}: '{key}' is not a setting.{did_you_mean(key, cls.model_fields)}"
-            else:
-                place = places.get(key, default_place)
-                before = complaints.get(key)
-                complaints[key] = (
-                    f"{before} or {_reason(item)}" if before else f"{place}: {key}={values[key]!r}: {_reason(item)}"
-                )
-        raise ConfigError("\n".join(complaints.values())) from None
-
-
-def _reason(item: Any) -> str:
-    return (
-        item["msg"]
-        .removeprefix("Value error, ")
-        .replace("Input should be", "should be")
-        .replace("a valid integer", "an integer")
-        .replace("a valid ", "a ")
-    )
-
-
-def read_yaml(path: Path, kind: str) -> yaml.MappingNode:
-    """The top-level mapping of a YAML file as a node (keys carry line numbers); ConfigError if it is not one."""
-    try:
-        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=Yaml)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read this {kind}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not a YAML file: {' '.join(str(error).split())}") from None
-    if node is None:
-        return yaml.MappingNode("tag:yaml.org,2002:map", [])
-    if not isinstance(node, yaml.MappingNode):
-        raise ConfigError(f"{path}: a {kind} is a list of 'key: value' lines")
-    return node
-
-
-def _from_file(file: Path | None) -> Iterator[tuple[str, Any, Origin]]:
-    if file is None:
-        return
-    seen: dict[str, int] = {}
-    for key_node, value_node in read_yaml(file, "config file").value:
-        key, line = str(key_node.value), key_node.start_mark.line + 1
-        if key in seen:
-            raise ConfigError(f"{file}:{line}: '{key}' is set twice, first in line {seen[key]}; keep one")
-        seen[key] = line
-        yield key, _construct(value_node), Origin(f"{file}:{line}", file.resolve().parent)
-
-
-def _from_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, Any, Origin]]:
-    for text in overrides:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise ConfigError(f"'{text}': an override is written key=value, for example epochs=50")
-        try:
-            parsed = yaml.load(value, Loader=Yaml)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{text}: the value is not YAML: {' '.join(str(error).split())}") from None
-        yield key.strip(), parsed, Origin("command line", Path.cwd())
-
-
-def _resolved(key: str, value: Any, folder: Path) -> Any:
-    """Paths made absolute; a model is a path only when it looks like one."""
-    is_path = key in {"data", "weights", "project", "resume"} or (
-        key == "model" and str(value).endswith((".yaml", ".yml"))
-    )
-    if not is_path or not isinstance(value, str):
-        return value
-    path = (folder / Path(value).expanduser()).resolve()
-    return str(path) if key == "model" else path
-
-
-class Yaml(yaml.SafeLoader):
-    """YAML as people write it: 1e-3 is a number, as in YAML 1.2."""
-
-
-Yaml.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$"),
-    list("-+0123456789."),
-)
-
-
-def _construct(node: yaml.Node) -> Any:
-    loader = Yaml("")
-    try:
-        return loader.construct_object(node, deep=True)
-    finally:
-        loader.dispose()
+    weights: Annotated[FilePath | None, Field(description="the checkpoint, or the folder of its run")] = None

@@ -10,11 +10,11 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "detector"
 # A room may import what stands before its own row; rooms of one row do not import each other.
 ROWS = [
-    {"errors", "boxes", "rng", "memory", "files"},
-    {"distributed"},
-    {"device", "precision", "checkpoint_file", "folders"},
+    {"errors", "boxes", "rng", "memory", "files", "terminal", "spelling", "elsewhere"},
+    {"distributed", "values"},
+    {"device", "precision", "checkpoint_file", "folders", "reading"},
     {"config"},
-    {"data", "model", "loss"},
+    {"data", "model", "loss", "words"},
     {"step", "inference"},
     {"evaluation"},
     {"reporting"},

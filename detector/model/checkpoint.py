@@ -21,10 +21,11 @@ def network_of(saved: dict[str, Any], path: Path) -> Network:
 
 
 def start_from(network: Network, path: Path) -> str:
-    """Start `network` from a checkpoint's averaged weights; returns a line that says what was taken.
+    """Start `network` from a checkpoint's averaged weights, or a run's best; returns a line that says what was taken.
 
     With another number of classes the head's class layers stay fresh. Raises ConfigError for another architecture.
     """
+    path = checkpoint_file.weights_in(path)
     saved = checkpoint_file.read(path)
     theirs, ours = saved.get("ema", {}), network.state_dict()
     class_branch = f"model.{len(network.model) - 1}.cv3."
