@@ -1,8 +1,8 @@
 """Checkpoints: plain tensors and plain data, written atomically, read without running code.
 
-A file is a dictionary with `format`, `model` and `ema` (fp32 state dicts), what rebuilds the network (`description`,
-`names`, `imgsz`) and where it comes from (`settings`, `epoch`, `metrics`, `versions`); `last.pt` also holds the rest of
-`TrainState`.
+A file is a dictionary with `format`, `ema` (the averaged weights, an fp32 state dict), what rebuilds the network
+(`description`, `names`, `imgsz`) and where it comes from (`settings`, `epoch`, `metrics`, `versions`); `last.pt` also holds
+`model`, the weights that train, and the rest of `TrainState`.
 """
 
 import hashlib
