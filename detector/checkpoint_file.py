@@ -3,7 +3,7 @@
 A file is a dictionary with `format`, `ema` (the averaged weights, an fp32 state dict), what rebuilds the network
 (`description`, `names`, `imgsz`) and where it comes from (`settings`, `epoch`, `metrics`, `versions`); `last.pt` also holds
 `model`, the weights that train, and the rest of `TrainState`.
-"""
+"""  # noqa: E501
 
 import hashlib
 import io
