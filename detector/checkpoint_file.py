@@ -1,9 +1,9 @@
 """Checkpoints: plain tensors and plain data, written atomically, read without running code.
 
 A file is a dictionary with `format`, `ema` (the averaged weights, an fp32 state dict), what rebuilds the network
-(`description`, `names`, `imgsz`) and where it comes from (`settings`, `epoch`, `metrics`, `versions`); `last.pt` also holds
-`model`, the weights that train, and the rest of `TrainState`.
-"""  # noqa: E501
+(`description`, `names`, `imgsz`) and where it comes from (`settings`, `epoch`, `metrics`, `versions`); `last.pt` also
+holds `model`, the weights that train, and the rest of `TrainState`.
+"""
 
 import hashlib
 import io

@@ -103,7 +103,8 @@ def test_an_error_with_such_a_name_is_one_line(tmp_path, data, place):
 @pytest.mark.parametrize("closed", ["stdout", "stderr"])
 def test_a_reader_that_goes_away_is_no_traceback(tmp_path, data, closed):
     """As in `detector info runs/train | head -0`."""
-    code = "import os, sys; r, w = os.pipe(); os.close(r); os.dup2(w, {fd}); from detector.cli import main; sys.exit(main(sys.argv[1:]))"  # noqa: E501
+    code = "import os, sys; r, w = os.pipe(); os.close(r); os.dup2(w, {fd}); "
+    code += "from detector.cli import main; sys.exit(main(sys.argv[1:]))"
     # info of a missing file writes to stderr, --help to stdout
     program = code.format(fd=1 if closed == "stdout" else 2)
     arguments = (
