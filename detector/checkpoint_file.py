@@ -1,8 +1,8 @@
 """Checkpoints: plain tensors and plain data, written atomically, read without running code.
 
-A file is a dictionary with `format`, `model` and `ema` (fp32 state dicts), what rebuilds the network (`description`,
-`names`, `imgsz`) and where it comes from (`settings`, `epoch`, `metrics`, `versions`); `last.pt` also holds the rest of
-`TrainState`.
+A file is a dictionary with `format`, `ema` (the averaged weights, an fp32 state dict), what rebuilds the network
+(`description`, `names`, `imgsz`) and where it comes from (`settings`, `epoch`, `metrics`, `versions`); `last.pt` also
+holds `model`, the weights that train, and the rest of `TrainState`.
 """
 
 import hashlib
@@ -108,7 +108,7 @@ def read(path: Path) -> dict[str, Any]:
     if path.is_dir():
         raise CheckpointError(f"{path}: a folder, not a checkpoint file")
     if not path.exists():
-        raise CheckpointError(f"{path}: no such checkpoint file")
+        raise CheckpointError(f"{path}: no such checkpoint file; name one that is here, nothing is downloaded")
     if not zipfile.is_zipfile(path):
         raise CheckpointError(f"{path}: not a checkpoint, or a damaged one: it is no zip file")
     check_seal(path)

@@ -2,15 +2,19 @@
 
 import argparse
 import importlib
-import os
 import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 
-from detector.errors import DetectorError, Interrupted
+from detector import terminal
+from detector.config import foreign
+from detector.errors import DetectorError, Interrupted, did_you_mean
 
+COMMANDS = ("train", "tune", "val", "predict", "info")
 OVERRIDES = "settings as key=value, with YAML values: epochs=50 lr0=1e-3 names='[cat, dog]'"
 SUMMARY = """\
 Train, measure and use YOLO-style object detectors.
@@ -51,19 +55,22 @@ def build_parser() -> argparse.ArgumentParser:
     tune.add_argument("--write", action="store_true", help="write what is recommended into the config file")
 
     val = commands.add_parser("val", help="measure a checkpoint by the COCO protocol")
-    val.add_argument("weights", help="a checkpoint, for example runs/train/weights/best.pt")
-    val.add_argument("arguments", nargs="*", metavar="key=value", help="data split imgsz batch conf iou device amp ...")
+    val.add_argument(
+        "arguments",
+        nargs="*",
+        metavar="WEIGHTS | key=value",
+        help="a checkpoint or a run's folder; data split imgsz batch conf iou device amp ...",
+    )
 
     predict = commands.add_parser("predict", help="find objects in images")
-    predict.add_argument("weights", help="a checkpoint, for example runs/train/weights/best.pt")
     predict.add_argument(
         "arguments",
-        nargs="+",
-        metavar="SOURCE | key=value",
-        help="files, folders, globs, text files of paths; conf iou imgsz ...",
+        nargs="*",
+        metavar="WEIGHTS SOURCE | key=value",
+        help="a checkpoint or a run's folder; files, folders, globs, text files of paths; conf iou imgsz ...",
     )
     info = commands.add_parser("info", help="say what a checkpoint holds")
-    info.add_argument("weights", help="a checkpoint or a run's folder")
+    info.add_argument("arguments", nargs="*", metavar="WEIGHTS", help="a checkpoint or a run's folder")
     for command in (train, tune, val, predict, info):
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
@@ -71,37 +78,63 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status: 0 done, 2 a user's mistake, 130 Ctrl-C, 143 SIGTERM."""
-    options = parse(argv)
-    previous = signal.signal(signal.SIGTERM, _terminate)
+    terminal.tolerate()
+    options = parse(sys.argv[1:] if argv is None else argv)
     try:
-        command = importlib.import_module(f"detector.commands.{options.command}")
-        return command.run(options)
+        with terminated_politely():
+            command = importlib.import_module(f"detector.commands.{options.command}")
+            status = command.run(options)
+            terminal.flush()
+            return status
     except DetectorError as error:
         if options.debug:
             traceback.print_exc()
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
+        return told(f"{type(error).__name__}: {error}", 2)
     except KeyboardInterrupt:
-        print("\nstopped by Ctrl-C", file=sys.stderr)
-        return 130
+        return told("\nstopped by Ctrl-C", 130)
     except Interrupted as stop:
-        print(f"\nstopped by {signal.Signals(stop.number).name}", file=sys.stderr)
-        return 128 + stop.number
+        return told(f"\nstopped by {signal.Signals(stop.number).name}", 128 + stop.number)
     except BrokenPipeError:  # the reader of a pipe went away: not an error of ours
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        terminal.leave_broken()
         return 1
+
+
+def told(text: str, status: int) -> int:
+    """The status, once the text is on stderr, if anybody reads it."""
+    try:
+        terminal.write(f"{text}\n", sys.stderr)
+    except BrokenPipeError:
+        terminal.leave_broken()
+    return status
+
+
+@contextmanager
+def terminated_politely() -> Iterator[None]:
+    """A context in which SIGTERM is raised as Interrupted; nothing off the main thread, where Python has no signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
     finally:
         signal.signal(signal.SIGTERM, previous)
 
 
-def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The options of a command line, on which `--flags` may stand before, between and after `key=value`."""
     parser = build_parser()
+    first = next((word for word in argv if not word.startswith("-")), None)
+    if first is not None and first not in COMMANDS:
+        hint = f"; {foreign.COMMANDS[first]}" if first in foreign.COMMANDS else f".{did_you_mean(first, COMMANDS)}"
+        parser.error(f"'{first}' is not a command: {', '.join(COMMANDS)}{hint.rstrip('.')}")
     options, rest = parser.parse_known_args(argv)
-    if rest and (not hasattr(options, "arguments") or any(word.startswith("-") for word in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest:
-        options.arguments += rest
+    flags = [word for word in rest if word.startswith("-")]
+    if flags:
+        name, equals, value = flags[0].lstrip("-").partition("=")
+        written = f"{name.replace('-', '_')}={value if equals else 'VALUE'}"
+        parser.error(f"unrecognized arguments: {' '.join(rest)}; settings are written without dashes, {written}")
+    options.arguments += rest
     return options
 
 

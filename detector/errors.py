@@ -33,6 +33,18 @@ class Interrupted(BaseException):
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """' Did you mean 'x'?' for the known word nearest to a misspelt one, or nothing."""
-    near = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.5)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    """' Did you mean 'x'?' for the known word nearest to a misspelt or shortened one, or nothing.
+
+    Near is a slip of the fingers, not a likeness: what is merely similar would send the reader the wrong way.
+    """
+    bare = {_bare(one): one for one in reversed(list(known))}
+    wanted = _bare(word)
+    near = difflib.get_close_matches(wanted, bare, n=1, cutoff=0.75)
+    if not near and len(wanted) >= 3:  # warm for warmup_epochs, where nothing else begins so; data_path for data
+        near = [one for one in bare if one.startswith(wanted)]
+        near = near if len(near) == 1 else [one for one in bare if wanted.startswith((f"{one}_", f"{one}."))]
+    return f" Did you mean {bare[near[0]]!r}?" if near else ""
+
+
+def _bare(word: object) -> str:
+    return str(word).lower().replace("-", "_")

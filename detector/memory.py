@@ -100,7 +100,7 @@ def _sizes(file: Path, line: str) -> dict[str, int] | None:
 
 def _text(file: Path) -> str | None:
     try:
-        return file.read_text()
+        return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
 

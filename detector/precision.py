@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from detector.errors import ConfigError
+from detector.spelling import AMP, spelt
+from detector.values import plain
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -26,11 +28,15 @@ class Precision:
         return torch.amp.GradScaler(self.device_type, enabled=self.name == "fp16")
 
 
-def choose_precision(amp: str, device: torch.device) -> Precision:
-    """The precision that `amp` asks for; `auto` takes what the device computes natively.
+def choose_precision(amp: str | bool | torch.dtype, device: torch.device) -> Precision:
+    """The precision that `amp` asks for, as in a config; `auto` takes what the device computes natively.
 
-    bf16 on GPUs with native support and on CPUs with AVX512-BF16 or AMX; fp16 on older GPUs; else fp32.
+    bf16 on GPUs with native support and on CPUs with AVX512-BF16 or AMX; fp16 on older GPUs; else fp32. ConfigError for
+    another, and for one that the device lacks.
     """
+    amp = spelt(plain(amp), AMP | {name: name for name in ("auto", *DTYPES)})
+    if amp not in ("auto", *DTYPES):
+        raise ConfigError(f"amp={amp!r}: should be auto, {', '.join(DTYPES)}")
     if amp == "auto":
         amp = native_precision(device)
     if amp == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=True):

@@ -10,7 +10,7 @@ from functools import cache
 
 import numpy as np
 
-from detector.config import Settings
+from detector.config.settings import Settings
 from detector.data.batch import Sample
 from detector.fitting.estimate import Estimate
 from detector.fitting.fit import CUDA_CONTEXT, LEAST_NORM_BATCH

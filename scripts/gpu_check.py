@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-from detector.config import Settings
+from detector.config.settings import Settings
 from detector.fitting.estimate import estimate_bench
 from detector.fitting.fit import allocator, bench
 from detector.fitting.search import cut_of, size

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from detector.config import PredictSettings, Settings, TuneSettings, ValSettings
+from detector.config.settings import PredictSettings, Settings, TuneSettings, ValSettings
 
 ROOT = Path(__file__).parents[1]
 

@@ -46,7 +46,8 @@ def data_set(stream):
     low = uniform(stream, sum(BOXES), 2) * (SIZE - side)
     classes = (uniform(stream, sum(BOXES)) * 2).long()
     owners = torch.repeat_interleave(torch.arange(len(BOXES)), torch.tensor(BOXES))
-    return Batch(images, torch.cat((low, low + side), dim=1).float(), classes, owners, torch.arange(len(BOXES)))
+    boxes_xyxy, nothing = torch.cat((low, low + side), dim=1).float(), torch.zeros(0, dtype=torch.int64)
+    return Batch(images, boxes_xyxy, classes, owners, samples=torch.arange(len(BOXES)), bad=nothing)
 
 
 def first_state(stream, choice):

@@ -16,7 +16,7 @@ from test_training import run, weights
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from detector.config import Settings, load_settings
+from detector.config.settings import Settings, load_settings
 from detector.distributed import GradientSum
 from detector.loss.criterion import DetectionLoss
 from detector.model.network import build_network

@@ -13,7 +13,7 @@ from test_step import new_state
 from test_training import run, same, train, weights
 
 from detector import checkpoint_file
-from detector.config import Settings, load_settings
+from detector.config.settings import Settings, load_settings
 from detector.errors import ConfigError, TrainingError
 from detector.run import saving
 from detector.run.resume import FIXED, take_up
@@ -26,6 +26,7 @@ OTHER = {
     "scale_lr": "sqrt", "project": "elsewhere", "name": "other", "metric": "recall",
     "checkpoint": "all", "val_batch": 4, "on_save_error": "warn", "extend_lr": "constant-final", "workers": 1,
     "imgsz": 96, "perspective": 0.0005, "multiprocessing_start": "spawn",
+    "bad_images": "error", "close_mosaic": 3,
 }  # fmt: skip
 
 

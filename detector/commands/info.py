@@ -1,13 +1,19 @@
 """`detector info`: what a checkpoint holds, without building a network."""
 
 import argparse
-from pathlib import Path
 
 from detector import checkpoint_file
+from detector.config import words
+from detector.config.settings import InfoSettings, load_settings
+from detector.errors import ConfigError
 
 
 def run(options: argparse.Namespace) -> int:
-    path = checkpoint_file.weights_in(Path(options.weights))
+    said = words.of_checkpoint(options.arguments)
+    weights = load_settings(InfoSettings, None, said.overrides, said.values).weights
+    if weights is None:
+        raise ConfigError("name a checkpoint or a run's folder: detector info runs/train")
+    path = checkpoint_file.weights_in(weights)
     saved = checkpoint_file.read(path)
     names, settings = saved["names"], saved["settings"]
     shown = ", ".join(names[:10]) + (f", ... ({len(names)})" if len(names) > 10 else "")

@@ -2,9 +2,11 @@
 
 import argparse
 import sys
+from itertools import chain, count
 from pathlib import Path
 
-from detector.config import PredictSettings, load_settings
+from detector.config import words
+from detector.config.settings import PredictSettings, load_settings
 from detector.errors import ConfigError, DataError
 from detector.folders import create_folder
 from detector.inference.detector import Result
@@ -13,23 +15,33 @@ from detector.reporting.draw import draw_boxes, save_image
 
 
 def run(options: argparse.Namespace) -> int:
-    sources = [word for word in options.arguments if "=" not in word or Path(word).exists()]
-    settings = load_settings(PredictSettings, None, [word for word in options.arguments if word not in sources])
-    if not sources:
-        raise ConfigError("name what to look at: files, folders or globs")
-    detector = load(options.weights, settings.device, settings.amp)
+    said = words.of_checkpoint(options.arguments, sources=True)
+    settings = load_settings(PredictSettings, None, said.overrides, said.values)
+    if settings.weights is None or not settings.source:
+        raise ConfigError("name a checkpoint, and what to look at: detector predict runs/train photos/ 'more/*.jpg'")
+    detector = load(settings.weights, settings.device, settings.amp)
     unreadable: list[DataError] = []
     results = detector.stream(
-        sources, settings.conf, settings.iou, settings.imgsz, settings.batch, settings.max_det, unreadable.append
+        settings.source,
+        settings.conf,
+        settings.iou,
+        settings.imgsz,
+        settings.batch,
+        settings.max_det,
+        unreadable.append,
     )
     folder: Path | None = None
+    taken: set[str] = set()
     images = objects = 0
     for result in results:
         folder = folder or create_folder(settings.project, settings.name, "predict", settings.exist_ok)
-        target = free_path(folder / result.path.name)
+        if folder.samefile(result.path.parent):
+            raise ConfigError(f"{folder}: pictures would be written among the images themselves; choose another name=")
+        target = folder / f"{free_name(result.path.stem, taken)}.jpg"
         save_image(target, draw_boxes(result.image, result.boxes, result.classes, result.names, result.scores))
+        labels = folder / "labels" / f"{target.stem}.txt"
+        labels.unlink(missing_ok=True)  # of an earlier call that wrote into this folder
         if settings.save_txt:
-            labels = folder / "labels" / f"{target.stem}.txt"
             labels.parent.mkdir(exist_ok=True)
             labels.write_text(label_text(result), encoding="utf-8")
         print(f"{result.path}: {result.summary()}")
@@ -42,12 +54,13 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def free_path(path: Path) -> Path:
-    """A .jpg path for a picture that no earlier one of this call took."""
-    candidate, number = path.with_suffix(".jpg"), 2
-    while candidate.exists():
-        candidate, number = path.with_name(f"{path.stem}_{number}.jpg"), number + 1
-    return candidate
+def free_name(stem: str, taken: set[str]) -> str:
+    """The stem, or stem_2, stem_3, ...: what no earlier picture of this call has; it is taken from then on."""
+    name = next(
+        name for name in chain([stem], (f"{stem}_{number}" for number in count(2))) if name.casefold() not in taken
+    )
+    taken.add(name.casefold())  # some file systems do not tell a.jpg from A.jpg
+    return name
 
 
 def label_text(result: Result) -> str:

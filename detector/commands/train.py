@@ -1,18 +1,20 @@
 """`detector train`, and `train` for Python."""
 
 import argparse
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from detector import distributed
-from detector.config import Settings, file_and_overrides, load_settings
+from detector.config import words
+from detector.config.settings import Settings, load_settings
 from detector.device import choose_device, choose_devices
 from detector.errors import ConfigError, DetectorError
 from detector.fitting.fit import choose_batch
+from detector.folders import last_run
 from detector.run import loop
 from detector.run.loop import TrainResult, say_now
 from detector.run.resume import Resume, take_up
@@ -20,38 +22,52 @@ from detector.run.resume import Resume, take_up
 
 def run(options: argparse.Namespace) -> int:
     """The command: an optional config file, then overrides. Several devices are several processes of it."""
-    words = options.arguments
-    if not words:
+    given = options.arguments
+    if not given:
         raise ConfigError("name a config file, or at least data=...: detector train configs/quickstart.yaml")
-    settings, resume = take_up(load_settings(Settings, *file_and_overrides(words)))
+    said = words.of_run(given)
+    settings, resume = chosen(load_settings(Settings, said.file, said.overrides, said.values))
     processes = len(choose_devices(settings.device))
     if processes > 1 and not distributed.launched():
-        return distributed.launch(processes, ["train", *words, *(["--debug"] if options.debug else [])])
-    start(settings, resume)
+        return distributed.launch(processes, ["train", *given, *(["--debug"] if options.debug else [])])
+    start(settings, resume, said.notes)
     return 0
 
 
-def train(config: str | Path | None = None, **settings: Any) -> TrainResult:
-    """Train a detector by a config file, by settings, or by both (the settings win).
+def train(config: str | Path | Mapping[str, Any] | None = None, **settings: Any) -> TrainResult:
+    """Train a detector by a config (a file, or a dict of settings), by settings, or by both (the settings win).
 
-    Returns the run's folder, its checkpoints and the best checkpoint's metrics. Raises ConfigError, DataError or
-    CheckpointError, all ValueErrors, for what the caller can mend.
+    A data set's YAML file may stand in the config's place. Values may be numpy's and torch's. Returns the run's folder,
+    its checkpoints and the best checkpoint's metrics. Raises ConfigError, DataError or CheckpointError, all
+    ValueErrors, for what the caller can mend.
     """
-    overrides = [f"{key}={yaml.safe_dump(_plain(value), default_flow_style=True)}" for key, value in settings.items()]
-    chosen, resume = take_up(load_settings(Settings, Path(config) if config is not None else None, overrides))
-    if len(choose_devices(chosen.device)) > 1 and not distributed.launched():
-        raise ConfigError(f"device={chosen.device}: from Python, start one process a device with torchrun")
-    return start(chosen, resume)
+    first = config if isinstance(config, Mapping) else {}
+    said = words.of_run([config] if isinstance(config, str | Path) else [], settings.keys())
+    values = {**first, **said.values, **settings}
+    settled, resume = chosen(load_settings(Settings, said.file, (), values))
+    if len(choose_devices(settled.device)) > 1 and not distributed.launched():
+        raise ConfigError(f"device={settled.device}: from Python, start one process a device with torchrun")
+    return start(settled, resume, said.notes)
 
 
-def start(settings: Settings, resume: Resume | None) -> TrainResult:
+def chosen(settings: Settings) -> tuple[Settings, Resume | None]:
+    """The settings to train by, and the checkpoint to go on from if there is one."""
+    if settings.resume is True:
+        settings = settings.model_copy(update={"resume": last_run(settings.project)})
+    return take_up(settings)
+
+
+def start(settings: Settings, resume: Resume | None, notes: Sequence[str] = ()) -> TrainResult:
     """Train, once `batch: auto` is a number: the main process measures, and all take what it found.
 
     It does so before the processes are joined: a trial is none of theirs, and until then no GPU has been touched.
     """
+    main = distributed.launch_rank() == 0
+    for note in notes if main else ():
+        say_now(note)
     device = choose_device(settings.device)
     outcome: Future[Settings] = Future()
-    if settings.batch == "auto" and distributed.launch_rank() == 0:
+    if settings.batch == "auto" and main:
         measure(outcome, settings, device)
     else:
         outcome.set_result(settings)
@@ -68,7 +84,3 @@ def measure(outcome: "Future[Settings]", settings: Settings, device: torch.devic
         outcome.set_result(choose_batch(settings, device, distributed.launch_size(), say_now))
     except DetectorError as error:
         outcome.set_exception(error)
-
-
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value

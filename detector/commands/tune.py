@@ -7,7 +7,8 @@ from typing import Any
 
 import yaml
 
-from detector.config import Settings, TuneSettings, file_and_overrides, load_settings, read_yaml
+from detector.config import words
+from detector.config.settings import Settings, TuneSettings, load_settings, read_yaml
 from detector.device import choose_devices
 from detector.errors import ConfigError
 from detector.files import replaced
@@ -20,10 +21,12 @@ from detector.run.loop import say_now
 def run(options: argparse.Namespace) -> int:
     if not options.arguments:
         raise ConfigError("name a config file, or at least data=...: detector tune my.yaml memory=4GiB")
-    file, overrides = file_and_overrides(options.arguments)
-    if options.write and file is None:
+    said = words.of_run(options.arguments)
+    if options.write and said.file is None:
         raise ConfigError("--write: there is no config file to write to; name one: detector tune my.yaml --write")
-    given = load_settings(TuneSettings, file, overrides)
+    given = load_settings(TuneSettings, said.file, said.overrides, said.values)
+    for note in said.notes:
+        print(note)
     settings, memory = given.of_run(), None if given.memory is None else parse_memory(given.memory)
     if options.estimate:
         found, limit = estimated(settings, memory)
@@ -37,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
         )
     print("\n".join(advice(chosen, settings, options.min_bn_batch)))
     if options.write:
-        print("\n".join(write(file, chosen.settings())))
+        print("\n".join(write(said.file, chosen.settings())))
     return 0
 
 

@@ -4,7 +4,8 @@ import argparse
 from pathlib import Path
 
 from detector import checkpoint_file
-from detector.config import ValSettings, load_settings
+from detector.config import words
+from detector.config.settings import ValSettings, load_settings
 from detector.data.dataset import ValidationSet, damage
 from detector.data.description import load_description
 from detector.data.index import build_index
@@ -20,8 +21,11 @@ from detector.reporting.table import format_class_table
 
 
 def run(options: argparse.Namespace) -> int:
-    path = checkpoint_file.weights_in(Path(options.weights))
-    settings = load_settings(ValSettings, None, options.arguments)
+    said = words.of_checkpoint(options.arguments)
+    settings = load_settings(ValSettings, None, said.overrides, said.values)
+    if settings.weights is None:
+        raise ConfigError("name a checkpoint or a run's folder: detector val runs/train")
+    path = checkpoint_file.weights_in(settings.weights)
     saved = checkpoint_file.read(path)
     device = choose_device(settings.device)
     precision = choose_precision(settings.amp, device)

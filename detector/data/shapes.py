@@ -148,7 +148,7 @@ def _checked(description: DataDescription) -> dict[str, Any]:
 
 def _recorded(folder: Path) -> dict[str, Any] | None:
     try:
-        return json.loads((folder / RECORD).read_text())
+        return json.loads((folder / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
 
@@ -164,8 +164,10 @@ def _write(folder: Path, parameters: dict[str, Any]) -> None:
             _, png = cv2.imencode(".png", scene.image[..., ::-1])
             (images / f"{number:04d}.png").write_bytes(png.tobytes())
             rows = zip(scene.classes.tolist(), scene.boxes_xyxy.tolist(), strict=True)
-            (labels / f"{number:04d}.txt").write_text("".join(_row(label, box, size) for label, box in rows))
-    (folder / RECORD).write_text(json.dumps(parameters) + "\n")
+            (labels / f"{number:04d}.txt").write_text(
+                "".join(_row(label, box, size) for label, box in rows), encoding="utf-8"
+            )
+    (folder / RECORD).write_text(json.dumps(parameters) + "\n", encoding="utf-8")
 
 
 def _row(label: int, box_xyxy: list[int], size: int) -> str:

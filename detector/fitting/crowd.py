@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from detector.config import Settings
+from detector.config.settings import Settings
 from detector.data.batch import Sample
 from detector.data.index import Index
 from detector.run.build import training_set

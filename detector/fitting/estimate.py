@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from detector.config import Settings
+from detector.config.settings import Settings
 from detector.data.batch import Sample, collate
 from detector.device import choose_device
 from detector.errors import ConfigError

@@ -9,7 +9,7 @@ import torch
 from tqdm import tqdm
 
 from detector import distributed
-from detector.config import Settings
+from detector.config.settings import Settings
 from detector.data.index import Index
 from detector.data.loader import worker_count
 from detector.errors import ConfigError

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from detector import checkpoint_file
-from detector.config import Settings
+from detector.config.settings import Settings
 from detector.data.batch import Batch, Sample, collate
 from detector.data.dataset import ValidationSet
 from detector.data.image import Letterbox

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from detector.config import Settings
+from detector.config.settings import Settings
 from detector.errors import ConfigError
 from detector.reporting.table import aligned
 from detector.step.plan import Cut, nominal_cut

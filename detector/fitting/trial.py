@@ -68,7 +68,8 @@ def in_child(question: tuple[Any, ...], most: float) -> tuple[int, str]:
     with tempfile.TemporaryDirectory() as folder:
         asked = Path(folder, "question")
         asked.write_bytes(pickle.dumps(question))
-        with Path(folder, "out").open("w+") as out, Path(folder, "err").open("w+") as err:
+        text = {"mode": "w+", "encoding": "utf-8", "errors": "replace"}
+        with Path(folder, "out").open(**text) as out, Path(folder, "err").open(**text) as err:
             process = subprocess.Popen([*command, str(asked)], stdin=subprocess.PIPE, stdout=out, stderr=err, env=alone)
             try:
                 watch(process, most)

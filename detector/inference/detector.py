@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, islice
+from numbers import Integral, Real
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,10 +14,12 @@ import torch
 from numpy.typing import NDArray
 
 from detector.data.image import Letterbox, letterbox, read_rgb
-from detector.errors import DataError
+from detector.errors import ConfigError, DataError
 from detector.inference.infer import Limits, find_objects, for_inference, within_memory
 from detector.inference.sources import Source, find_images
 from detector.model.network import Network
+
+STRIDE = 32  # the coarsest stride of the networks: image sides are multiples of it
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,8 @@ class Detector:
 
         sources: a file, folder, glob or text file of paths, an (H, W, 3) uint8 RGB array, or a list of those. conf is
         the least score, iou the overlap above which the weaker of two boxes of a class is dropped, imgsz the network's
-        input side (default: what it was trained at). Raises DataError for a source that is not there or not an image.
+        input side (default: what it was trained at). Raises DataError for a source that is not there or not an image,
+        ConfigError for an argument out of range.
         """
         return list(self.stream(sources, conf, iou, imgsz, batch, max_det))
 
@@ -94,6 +98,19 @@ class Detector:
 
         unreadable: is told of an image that cannot be read, which is then left out.
         """
+        check_limits(conf, iou, imgsz, batch, max_det)
+        return self._stream(sources, conf, iou, imgsz, batch, max_det, unreadable)
+
+    def _stream(
+        self,
+        sources: Source | Sequence[Source],
+        conf: float,
+        iou: float,
+        imgsz: int | None,
+        batch: int,
+        max_det: int,
+        unreadable: Callable[[DataError], None] | None,
+    ) -> Iterator[Result]:
         limits, most = Limits(conf, iou, max_det, multi_label=False), None
         prepared = self._prepared(sources, imgsz or self.imgsz, unreadable)
         for _, alike in groupby(prepared, key=lambda one: one.network_image.shape):
@@ -117,8 +134,7 @@ class Detector:
 
     def _prepare(self, source: Path | NDArray[np.uint8], imgsz: int) -> _Prepared:
         image = read_rgb(source) if isinstance(source, Path) else source
-        if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
-            raise DataError(f"an array of shape {image.shape} and type {image.dtype}: images are (H, W, 3) uint8 RGB")
+        check_image(image)
         network_image, placement = letterbox(image, imgsz)
         return _Prepared(source if isinstance(source, Path) else None, image, network_image, placement)
 
@@ -137,3 +153,40 @@ class Detector:
             Result(boxes, scores, classes, self.names, one.path, one.image)
             for one, (boxes, scores, classes) in zip(group, arrays, strict=True)
         ], most
+
+
+def check_limits(conf: float, iou: float, imgsz: int | None, batch: int, max_det: int) -> None:
+    """Raise ConfigError for an argument out of the range that the settings of `detector predict` have."""
+    for name, value in (("conf", conf), ("iou", iou)):
+        if not _is(value, Real) or not 0 <= value <= 1:
+            raise ConfigError(f"{name}={value!r}: should be a number in 0..1")
+    for name, value in (("batch", batch), ("max_det", max_det)):
+        if not _is(value, Integral) or value < 1:
+            raise ConfigError(f"{name}={value!r}: should be a whole number from 1")
+    if imgsz is not None and (not _is(imgsz, Integral) or imgsz < STRIDE or imgsz % STRIDE):
+        raise ConfigError(f"imgsz={imgsz!r}: should be a multiple of {STRIDE}, for example 640; left out: as trained")
+
+
+def _is(value: object, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def check_image(image: NDArray[np.uint8]) -> None:
+    """Raise DataError unless an array is an image, with what would make it one."""
+    if image.ndim == 3 and image.shape[2] == 3 and image.dtype == np.uint8 and image.size:
+        return
+    if not image.size:
+        remedy = "; this one has no pixels"
+    elif image.ndim == 2:
+        remedy = "; grey becomes RGB by np.stack([image] * 3, axis=2)"
+    elif image.ndim == 4:
+        remedy = "; give several as a list, list(images)"
+    elif image.ndim == 3 and image.shape[0] == 3 and image.shape[2] != 3:
+        remedy = "; move the channels to the end by image.transpose(1, 2, 0)"
+    elif image.ndim == 3 and image.shape[2] == 4:
+        remedy = "; leave out the fourth channel, image[:, :, :3]"
+    elif np.issubdtype(image.dtype, np.floating):
+        remedy = "; numbers in 0..1 become uint8 by (image * 255).round().astype(np.uint8)"
+    else:
+        remedy = ""
+    raise DataError(f"an array of shape {image.shape} and type {image.dtype}: images are (H, W, 3) uint8 RGB{remedy}")

@@ -2,22 +2,27 @@
 
 from pathlib import Path
 
+import torch
+
 from detector import checkpoint_file
 from detector.device import choose_device
 from detector.inference.detector import Detector
 from detector.model.checkpoint import network_of
 from detector.precision import choose_precision
+from detector.values import plain
 
 
-def load(path: str | Path, device: str | int = "auto", amp: str = "auto") -> Detector:
+def load(
+    path: str | Path, device: str | int | torch.device = "auto", amp: str | bool | torch.dtype = "auto"
+) -> Detector:
     """A trained detector from a checkpoint or a run's folder: `.network`, `.names`, `.predict(...)`.
 
     device and amp are as in a config: where it runs, and in which precision. Raises CheckpointError for a file that is
-    missing, damaged or of another program.
+    missing, damaged or of another program, ConfigError for a device or precision that is not there.
     """
     path = checkpoint_file.weights_in(Path(path))
     saved = checkpoint_file.read(path)
-    target = choose_device(device)
+    target = choose_device(plain(device))
     network = network_of(saved, path).to(target)
     precision = choose_precision(amp, target)
     return Detector(network, tuple(saved["names"]), saved["imgsz"], target, precision.autocast)

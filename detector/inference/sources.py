@@ -34,6 +34,20 @@ def find_images(sources: Source | Iterable[Source]) -> Iterator[Path | NDArray[n
         if not files:
             raise DataError(f"{sources}: no image there; name an image, a folder of images or a glob in quotes")
         yield from files
-    else:
+    elif (
+        isinstance(sources, Iterable)
+        and not isinstance(sources, bytes | bytearray | memoryview)
+        and not shaped(sources)
+    ):
         for source in sources:
             yield from find_images(source)
+    else:
+        raise DataError(
+            f"a {type(sources).__name__} is no source: give a path, a glob, an (H, W, 3) uint8 RGB array of numpy "
+            "(np.asarray(image)), or a list of those"
+        )
+
+
+def shaped(source: object) -> bool:
+    """Whether it is a tensor of some library, whose rows are no images."""
+    return hasattr(source, "shape")

@@ -41,6 +41,7 @@ def start_from(network: Network, path: Path, names: Sequence[str]) -> str:
     Classes are told by their names: those of the checkpoint in another order are put in this one, and with other
     classes the head's class layers stay fresh. Raises ConfigError for another architecture.
     """
+    path = checkpoint_file.weights_in(path)
     saved = checkpoint_file.read(path)
     theirs, ours = finite(saved.get("ema", {}), path), network.state_dict()
     order = order_of(names, saved.get("names", ()))

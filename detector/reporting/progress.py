@@ -10,6 +10,7 @@ from typing import TextIO
 from tqdm import tqdm
 
 from detector.memory import resident_memory
+from detector.terminal import is_terminal, write
 
 
 class Progress:
@@ -23,14 +24,14 @@ class Progress:
     def __init__(
         self, epoch: int, epochs: int, images: int, start: int = 0, stream: TextIO | None = None, shown: bool = True
     ) -> None:
-        self.stream = sys.stderr if stream is None else stream
+        self.stream = sys.stderr if stream is None else stream  # None where the program has no console
         self.epoch, self.epochs, self.images = epoch, epochs, images
         self.start = self.done = start
         self.began = time.perf_counter()
         self.line = ""
         self.closed = not shown
         self.bar: tqdm | None = None
-        if shown and self.stream.isatty():
+        if shown and is_terminal(self.stream):
             self.bar = tqdm(
                 total=images,
                 initial=start,
@@ -85,8 +86,7 @@ class Progress:
             self.bar.refresh()
             self.bar.close()
         else:
-            self.stream.write(f"{self._title()}  {self.done}/{self.images} images  {self.line}".rstrip() + "\n")
-            self.stream.flush()
+            write(f"{self._title()}  {self.done}/{self.images} images  {self.line}".rstrip() + "\n", self.stream)
 
     def _title(self) -> str:
         return f"epoch {self.epoch + 1}/{self.epochs}"

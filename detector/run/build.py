@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from detector import distributed
-from detector.config import Settings
+from detector.config.settings import Settings
 from detector.data.augment import Augmentation
 from detector.data.dataset import TrainingSet, ValidationSet
 from detector.data.description import load_description
@@ -164,7 +164,7 @@ def training_set(index: Index, settings: Settings) -> TrainingSet:
         strengths,
         settings.seed,
         settings.epochs,
-        settings.close_mosaic,
+        settings.closing(),
         settings.cache,
         settings.bad_images,
     )
@@ -254,6 +254,8 @@ def introduce(run: Run) -> None:
     say(f"optimizer {settings.optimizer}, lr0 {lr0}, momentum {settings.momentum:g}, weight decay {decay}")
     for leg in state.legs[1:]:
         say(f"extended  epochs {leg.start} to {leg.end}: lr0 by {leg.curve}")
+    if max(settings.mosaic, settings.mixup, settings.cutmix):
+        say(f"mosaic    {mosaic_epochs(settings)}")
     if settings.norm != "batch":
         say(f"norms     bn {settings.norm}")
     if state.batch < min(settings.batch, cut.batch):
@@ -264,6 +266,14 @@ def introduce(run: Run) -> None:
         ramp = run.ramp and cut.accumulate > 1
         growth = f", window from {cut.batch * cut.devices} to {cut.window} images" if ramp else ""
         say(f"warmup    {warmup:g} epochs: lr from 0 to {rate:g}{growth}")
+
+
+def mosaic_epochs(settings: Settings) -> str:
+    """Which epochs have mosaic, mixup or cutmix, by their numbers from 1."""
+    last = settings.epochs - settings.closing()
+    if last < 1:
+        return f"in no epoch: close_mosaic is {settings.close_mosaic} of {settings.epochs}"
+    return f"in epochs 1 to {last}" if last < settings.epochs else "in all epochs"
 
 
 def weight_decay(settings: Settings, cut: Cut) -> float:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from detector import checkpoint_file, distributed
-from detector.config import Settings
+from detector import checkpoint_file, distributed, terminal
+from detector.config.settings import Settings
 from detector.data.batch import Batch, blank_batch
 from detector.data.dataset import damage
 from detector.data.loader import loading
@@ -20,7 +20,7 @@ from detector.device import choose_device
 from detector.errors import Interrupted
 from detector.evaluation.evaluate import Evaluation, detect, judge_found
 from detector.files import remove_unfinished
-from detector.folders import create_folder
+from detector.folders import create_folder, remove_run
 from detector.model.network import Network
 from detector.model.selection import Detections
 from detector.reporting.draw import save_image
@@ -51,7 +51,7 @@ class TrainResult:
 
 def say_now(text: str) -> None:
     """Print at once, also into a file or a pipe."""
-    print(text, flush=True)
+    terminal.say(text)
 
 
 def silent(text: str) -> None:
@@ -67,7 +67,10 @@ def train(settings: Settings, resume: Resume | None = None, say: Say = say_now) 
     """
     with ExitStack() as stack:
         with distributed.together(choose_device(settings.device)):
-            run = begin(settings, resume, say if distributed.is_main() else silent, stack)
+            run = build(settings, resume, say if distributed.is_main() else silent)
+            introduce(run)
+        with distributed.together(run.device):  # all ranks have read what they need, be it from the folder itself
+            begin(run, resume, stack)
         stack.enter_context(run.interruption)
         start = run.settings.multiprocessing_start
         pin = run.device.type == "cuda"
@@ -80,12 +83,11 @@ def train(settings: Settings, resume: Resume | None = None, say: Say = say_now) 
             raise
 
 
-def begin(settings: Settings, resume: Resume | None, say: Say, stack: ExitStack) -> Run:
-    """Everything checked and built; then the run's folder, with a first checkpoint, locked until `stack` is left."""
-    run = build(settings, resume, say)
-    introduce(run)
+def begin(run: Run, resume: Resume | None, stack: ExitStack) -> None:
+    """The folder of a run that is checked and built, with a first checkpoint, locked until `stack` is left."""
     if not distributed.is_main():
-        return run
+        return
+    settings, say = run.settings, run.say
     new = settings.project, settings.name, "train", settings.exist_ok
     run.folder = resume.folder if resume else create_folder(*new)
     identity = stack.enter_context(locked(run.folder, run_id(run.folder) if resume else None))
@@ -95,11 +97,12 @@ def begin(settings: Settings, resume: Resume | None, say: Say, stack: ExitStack)
     (run.folder / "settings.yaml").write_text(run.settings.to_yaml(), encoding="utf-8")
     say(f"run       {run.folder}")
     if resume is None:
+        if old := remove_run(run.folder):
+            say(f"removed   {old} files of the run that was here before (exist_ok)")
         saving.save(run)  # from the first second on a run can be resumed
     else:
         rewind_best(run, resume)
         saving.save_table(run)  # which may be older, or newer, than the checkpoint
-    return run
 
 
 def run_epochs(run: Run) -> None:

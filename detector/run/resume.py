@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from detector import checkpoint_file, distributed
-from detector.config import Settings, validated
+from detector.config.settings import Settings, validated
 from detector.errors import CheckpointError, ConfigError
 from detector.run import saving
 from detector.run.lock import run_id

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from detector import distributed
-from detector.config import Settings
+from detector.config.settings import Settings
 from detector.data.dataset import TrainingSet, ValidationSet
 from detector.data.loader import Loaders
 from detector.evaluation.coco import GroundTruth

@@ -1,0 +1,366 @@
+"""One validated, frozen settings object per run.
+
+Keys keep the names that YOLO users know and are flat in a file; in code they are grouped by topic, one small class
+each, and joined by inheritance. A setting comes from the defaults, then the config file, then `key=value` overrides.
+Relative paths are relative to the file that names them (an override's: to the working directory).
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import yaml
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from detector.config.reading import absolute, load_settings, read_yaml, validated
+from detector.spelling import AMP, Words
+
+OPTIMIZERS = "SGD, AdamW, or auto"
+
+__all__ = [
+    "InfoSettings", "PredictSettings", "Settings", "TuneSettings", "ValSettings",
+    "load_settings", "read_yaml", "validated",
+]  # fmt: skip
+
+
+def whole(value: Any) -> Any:
+    """1e2 and 100.0 are the whole number 100."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def text(value: Any) -> Any:
+    """A number is as good as its digits."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+NotNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Whole = Annotated[int, BeforeValidator(whole)]
+Count = Annotated[Whole, Field(ge=0)]
+AtLeastOne = Annotated[Whole, Field(ge=1)]
+Text = Annotated[str, BeforeValidator(text)]
+FilePath = Annotated[Path, BeforeValidator(text), Field(strict=False)]  # a str is as good as a Path
+STRIDE = 32  # the coarsest stride of the networks: image sides are multiples of it
+
+
+def one_side(value: Any) -> Any:
+    if isinstance(value, list):
+        side = max((one for one in value if isinstance(one, int)), default=640)
+        raise ValueError(f"the network's input is square: give one number, {side}")
+    return value
+
+
+def multiple_of_stride(value: int) -> int:
+    if value % STRIDE:
+        raise ValueError(f"must be a multiple of {STRIDE}; the nearest is {max(round(value / STRIDE), 1) * STRIDE}")
+    return value
+
+
+Side = Annotated[
+    Whole, Field(ge=STRIDE), BeforeValidator(one_side), AfterValidator(multiple_of_stride)
+]  # of the network's input, pixels
+
+
+def model_named(value: str, folder: Path) -> str:
+    """v11n, for what this model is called elsewhere; a path made absolute where the text looks like one."""
+    path = absolute(value, folder)
+    known = re.fullmatch(r"(?:yolo)?v?(\d+)([a-z])(?:\.ya?ml)?", value.lower())
+    if known and not path.exists() and not path.with_name(f"{path.stem[:-1]}{path.suffix}").exists():
+        return f"v{known[1]}{known[2]}"
+    return str(path) if path.suffix.lower() in (".yaml", ".yml", ".pt") else value
+
+
+class Group(BaseModel):
+    """Base of the groups: unknown keys, wrong types and later changes are errors."""
+
+    of: ClassVar[str] = ""  # whose settings they are, for messages
+    also: ClassVar[dict[str, str]] = {}  # other names of a setting that are taken
+    located: ClassVar[dict[str, Callable[[str, Path], str]]] = {}  # what a text means that is written in a folder
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class ModelKeys(Group):
+    located = {"model": model_named}
+
+    model: Annotated[Text, Field(description="v11n .. v11x, or a model YAML")] = "v11n"
+    weights: Annotated[FilePath | None, Field(description="a checkpoint to start from")] = None
+    freeze: Annotated[
+        Whole | list[Whole], Field(description="the first N layers, or a list of layers, stay as they are")
+    ] = 0
+    bn: Annotated[
+        Literal["batch", "sync", "frozen"],
+        Words(),
+        Field(description="BatchNorm: by micro-batch, over devices, or by running statistics"),
+    ] = "batch"
+    freeze_bn: Annotated[bool, Field(description="short for bn: frozen")] = False
+
+    @field_validator("model")
+    @classmethod
+    def description_and_not_weights(cls, value: str) -> str:
+        if not value.lower().endswith(".pt"):
+            return value
+        if Path(value).exists():
+            raise ValueError(
+                f"is a checkpoint: weights={value} starts from it, and model is the one that it was trained with"
+            )
+        raise ValueError(
+            "no such file, and nothing is downloaded: model=v11n .. v11x is a fresh network, and weights=FILE.pt "
+            "starts it from a checkpoint that you have"
+        )
+
+    @field_validator("freeze")
+    @classmethod
+    def layers_exist(cls, value: int | list[int]) -> int | list[int]:
+        if min([value] if isinstance(value, int) else value, default=0) < 0:
+            raise ValueError("layers are counted from 0")
+        return value
+
+
+class DataKeys(Group):
+    data: Annotated[FilePath | None, Field(description="the data set's YAML")] = None
+    names: Annotated[list[Text] | None, Field(description="class names in place of the data set's")] = None
+    imgsz: Annotated[Side, Field(description="side of the network's input, a multiple of 32")] = 640
+    batch: Annotated[
+        AtLeastOne | Literal["auto"],
+        Words(also={"-1": "auto"}),
+        Field(description="images of a micro-batch: what one device takes at once; auto: the fastest that fits"),
+    ] = 16
+    workers: Annotated[
+        Count | Literal["auto"], Words(), Field(description="processes that prepare images; 0: none")
+    ] = "auto"
+    multiprocessing_start: Annotated[
+        Literal["auto", "fork", "spawn", "forkserver"],
+        Words(),
+        Field(description="how those processes are started; auto: by what is safe on this system"),
+    ] = "auto"
+    cache: Annotated[
+        bool | Literal["auto"],
+        Words(also={"ram": True}, told={"disk": "images are kept in memory only: auto, true or false"}),
+        Field(description="keep resized images in memory; auto: if they fit"),
+    ] = "auto"
+    bad_images: Annotated[
+        Literal["skip", "error"],
+        Words(),
+        Field(description="damaged images: they count for nothing, or stop the run"),
+    ] = "skip"
+
+    @field_validator("names", mode="before")
+    @classmethod
+    def numbered(cls, value: Any) -> Any:
+        """A map {0: cat, 1: dog} is as good as a list."""
+        if isinstance(value, dict):
+            value = {int(key) if str(key).isdecimal() else key: name for key, name in value.items()}
+            if sorted(value, key=str) != sorted(range(len(value)), key=str):
+                raise ValueError(f"numbers the classes {list(value)}; they are 0 to {len(value) - 1}")
+            return [value[number] for number in range(len(value))]
+        return value
+
+    @field_validator("batch", mode="before")
+    @classmethod
+    def images_and_no_share(cls, value: Any) -> Any:
+        if isinstance(value, float) and 0 < value < 1:
+            raise ValueError("a number of images, not a share of the memory; batch=auto takes the fastest that fits")
+        return value
+
+
+class DeviceKeys(Group):
+    device: Annotated[
+        str | int | list[int | str], Field(description="auto, cpu, a GPU: 0, or several: '0,1', cpu:2")
+    ] = "auto"
+    amp: Annotated[
+        Literal["auto", "fp32", "bf16", "fp16"], Words(AMP), Field(description="precision of the network's arithmetic")
+    ] = "auto"
+
+
+class MemoryKeys(Group):
+    checkpoint: Annotated[
+        Literal["off", "stages", "all"],
+        Words({"false": "off", "no": "off"}),  # YAML reads a plain `off` as false
+        Field(description="activations that are computed again instead of kept"),
+    ] = "off"
+    offload: Annotated[bool, Field(description="activations wait in host memory for the backward pass")] = False
+    grow_after: Annotated[
+        Count, Field(description="steps after which a micro-batch that memory ran out for is tried again; 0: never")
+    ] = 0
+    val_batch: Annotated[AtLeastOne | None, Field(description="images validated at once; left out: batch")] = None
+
+
+class StepKeys(Group):
+    nbs: Annotated[AtLeastOne, Field(description="nominal batch: what the hyper-parameters are tuned for")] = 64
+    optimizer: Annotated[
+        Literal["auto", "SGD", "AdamW"],
+        Words(
+            told={name: f"not here: {OPTIMIZERS}" for name in ("adam", "rmsprop", "nadam", "radam", "adamax", "muon")}
+        ),
+    ] = "auto"
+    lr0: Annotated[Positive, Field(description="learning rate at the end of warmup")] = 0.01
+    lrf: Annotated[Fraction, Field(description="last learning rate = lr0 * lrf")] = 0.01
+    momentum: Annotated[float, Field(ge=0, lt=1, description="SGD's momentum, Adam's first beta")] = 0.937
+    weight_decay: NotNegative = 0.0005
+    cos_lr: Annotated[bool, Field(description="cosine instead of linear decay")] = False
+    warmup_epochs: NotNegative = 3.0
+    warmup_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.8
+    warmup_bias_lr: NotNegative = 0.1
+    nbs_scope: Annotated[
+        Literal["total", "device"], Words(), Field(description="whether nbs is the run's or each device's")
+    ] = "total"
+    scale_lr: Annotated[
+        Literal["none", "linear", "sqrt"], Words(), Field(description="how lr0 grows with windows larger than nbs")
+    ] = "linear"
+    accumulate_warmup: Annotated[bool, Field(description="ramp the window from one micro-batch during warmup")] = True
+    clip_norm: Annotated[Positive, Field(description="largest norm of a step's gradient")] = 10.0
+
+
+class LossKeys(Group):
+    box: NotNegative = 7.5
+    cls: NotNegative = 0.5
+    dfl: NotNegative = 1.5
+
+
+class AugmentKeys(Group):
+    hsv_h: Annotated[Fraction, Field(description="hue, as a fraction of the circle")] = 0.015
+    hsv_s: Fraction = 0.7
+    hsv_v: Fraction = 0.4
+    degrees: Annotated[float, Field(ge=0, le=180)] = 0.0
+    translate: Fraction = 0.1
+    scale: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    shear: Annotated[float, Field(ge=0, lt=90)] = 0.0
+    perspective: Annotated[float, Field(ge=0, le=0.001)] = 0.0
+    flipud: Fraction = 0.0
+    fliplr: Fraction = 0.5
+    mosaic: Fraction = 1.0
+    mixup: Fraction = 0.0
+    cutmix: Fraction = 0.0
+    close_mosaic: Annotated[
+        Count | Literal["auto"],
+        Words(),
+        Field(description="last epochs without mosaic, mixup and cutmix; auto: 10, at most a quarter of the epochs"),
+    ] = "auto"
+
+
+class FolderKeys(Group):
+    project: Annotated[FilePath, Field(description="folder of the runs")] = Path("runs")
+    name: Annotated[Text | None, Field(description="the run's folder; left out: the next free trainN")] = None
+    exist_ok: Annotated[bool, Field(description="write into a run folder that exists")] = False
+
+
+class RunKeys(FolderKeys):
+    epochs: AtLeastOne = 100
+    patience: Annotated[Count, Field(description="epochs without a better result before stopping; 0: never")] = 100
+    seed: Count = 0
+    val: Annotated[bool, Field(description="validate after every epoch")] = True
+    plots: Annotated[bool, Field(description="draw images and curves")] = True
+    metric: Annotated[
+        Literal["mAP50-95", "mAP50", "mAP75", "precision", "recall", "F1", "box", "cls", "dfl"],
+        Words(),
+        Field(description="a column of metrics.csv: what is best; of the training losses the lowest"),
+    ] = "mAP50-95"
+    max_bad_steps: Annotated[AtLeastOne, Field(description="steps in a row that are not finite before stopping")] = 10
+    save_minutes: Annotated[
+        NotNegative, Field(description="also save inside an epoch, so often; 0: only at its end")
+    ] = 10.0
+    on_save_error: Annotated[
+        Literal["stop", "warn"], Words(), Field(description="when a checkpoint cannot be written")
+    ] = "stop"
+    save_period: Annotated[Whole, Field(ge=-1, description="also keep every n-th epoch's checkpoint; -1: none")] = -1
+    resume: Annotated[
+        FilePath | bool | None,
+        AfterValidator(lambda value: value or None),
+        Field(description="a run's folder or checkpoint to go on from; true: the last run of `project`"),
+    ] = None
+    extend_lr: Annotated[
+        Literal["rescale", "constant-final", "restart-cosine"],
+        Words(),
+        Field(description="the learning rate of a run that is resumed with more epochs"),
+    ] = "rescale"
+
+
+class Settings(ModelKeys, DataKeys, DeviceKeys, MemoryKeys, StepKeys, LossKeys, AugmentKeys, RunKeys):
+    """Everything that defines a training run."""
+
+    @model_validator(mode="after")
+    def whole(self) -> "Settings":
+        if self.data is None and self.resume is None:
+            raise ValueError("'data' is missing: name the data set's YAML, for example data=datasets/shapes.yaml")
+        if self.freeze_bn and self.bn not in ("batch", "frozen"):
+            raise ValueError(f"freeze_bn=true is short for bn=frozen and contradicts bn={self.bn}; keep one")
+        return self
+
+    @property
+    def norm(self) -> str:
+        """The kind of BatchNorm, with the short form resolved."""
+        return "frozen" if self.freeze_bn else self.bn
+
+    def warmup(self) -> float:
+        """Epochs of warmup: never more than all but the last."""
+        return min(self.warmup_epochs, self.epochs - 1)
+
+    def closing(self) -> int:
+        """The last epochs, which have no mosaic, mixup and cutmix.
+
+        What was written, as it was written; else 10 of them, and at most a quarter of a short run, which would have
+        seen none. `auto` is saved as such, so that a run that is extended has it follow from its new length.
+        """
+        return min(10, self.epochs // 4) if self.close_mosaic == "auto" else self.close_mosaic
+
+    def to_yaml(self) -> str:
+        """The settings as a config file that loads to equal settings."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+class TuneSettings(Settings):
+    """Settings of `detector tune`: those of a run, and the memory it may take."""
+
+    memory: Annotated[Text | None, Field(description="what a device may give, as 4GiB; left out: what is free")] = None
+
+    def of_run(self) -> Settings:
+        """The settings of the run alone."""
+        return Settings(**{key: getattr(self, key) for key in self.model_fields_set & Settings.model_fields.keys()})
+
+
+class UseKeys(DeviceKeys, FolderKeys):
+    """What measuring and predicting have in common: a checkpoint, and how it is used."""
+
+    also = {"model": "weights"}
+
+    weights: Annotated[FilePath | None, Field(description="the checkpoint, or the folder of its run")] = None
+    imgsz: Annotated[Side | None, Field(description="as trained, if left out")] = None
+    batch: AtLeastOne = 16
+    iou: Fraction = 0.7
+    max_det: AtLeastOne = 300
+
+
+class ValSettings(UseKeys):
+    """Settings of `detector val`."""
+
+    of = " of detector val"
+
+    data: FilePath | None = None
+    split: Annotated[Literal["train", "val", "test"], Words()] = "val"
+    workers: Annotated[Count | Literal["auto"], Words()] = "auto"
+    multiprocessing_start: Annotated[Literal["auto", "fork", "spawn", "forkserver"], Words()] = "auto"
+    conf: Fraction = 0.001
+    plots: bool = True
+    bad_images: Annotated[Literal["skip", "error"], Words()] = "skip"
+
+
+class PredictSettings(UseKeys):
+    """Settings of `detector predict`."""
+
+    of = " of detector predict"
+
+    source: Annotated[Text | list[Text] | None, Field(description="files, folders, globs, text files of paths")] = None
+    conf: Fraction = 0.25
+    save_txt: bool = False
+
+
+class InfoSettings(Group):
+    """Settings of `detector info`."""
+
+    of = " of detector info"
+    also = {"model": "weights"}
+
+    weights: Annotated[FilePath | None, Field(description="the checkpoint, or the folder of its run")] = None

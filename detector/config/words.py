@@ -1,0 +1,99 @@
+"""What the words of a command line mean that are no `key=value`: files, told apart by what is in them."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from detector.config.settings import Settings, model_named, read_yaml
+from detector.errors import ConfigError, did_you_mean
+
+SUFFIXES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class Said:
+    """A command line in its parts."""
+
+    file: Path | None = None  # the config file
+    overrides: tuple[str, ...] = ()  # key=value
+    values: dict[str, Any] = field(default_factory=dict)  # settings that a word was taken for
+    notes: tuple[str, ...] = ()  # what it was taken for, to tell the user
+
+
+def of_run(words: Sequence[str | Path], others: Iterable[str] = ()) -> Said:
+    """The words of `train` and `tune`: a config file, settings, and in place of `data=` and `model=` the file itself.
+
+    others: settings that are given beside the words. Raises ConfigError for a word that is none of them, and for a
+    checkpoint or a run's folder, which may be meant to be started from or to be gone on with.
+    """
+    overrides = tuple(word for word in words if isinstance(word, str) and "=" in word and not Path(word).is_file())
+    written = {*others, *(override.partition("=")[0].strip() for override in overrides)}
+    file: Path | None = None
+    values: dict[str, Any] = {}
+    notes: list[str] = []
+    for word in (word for word in words if word not in overrides):
+        key, value = meaning(word)
+        if key is None:
+            if file is not None:
+                raise ConfigError(f"{word}: a second config file, after {file}; name one, and settings as key=value")
+            file = Path(word)
+            continue
+        if key in values or key in written:
+            raise ConfigError(f"{word}: stands for {key}={word}, but {key} is set already; keep one")
+        values[key] = value
+        notes.append(f"taken as  {key}={str(value).lower() if value is True else value}")
+    return Said(file, overrides, values, tuple(notes))
+
+
+def meaning(word: str | Path) -> tuple[str | None, Any]:
+    """(key, value) of the setting that a word stands for; (None, word) for a config file."""
+    path = Path(word)
+    if str(word) == "resume" and not path.exists():
+        return "resume", True
+    if path.is_dir():
+        raise ConfigError(f"{word}: a folder; resume={word} goes on with the run in it")
+    if path.suffix.lower() == ".pt":
+        raise ConfigError(f"{word}: a checkpoint; weights={word} starts from it, resume={word} goes on with its run")
+    if model_named(str(word), Path()) != str(word) and path.suffix == "":
+        return "model", str(word)
+    if path.suffix.lower() not in SUFFIXES and not path.exists():
+        hint = did_you_mean(word, Settings.model_fields)
+        raise ConfigError(f"'{word}': neither a file nor a setting, which is written key=value: epochs=50.{hint}")
+    return kind_of(path), str(word)
+
+
+def kind_of(file: Path) -> str | None:
+    """`data` for a data set's YAML file, `model` for a model's, None for a config file and for what is not there."""
+    try:
+        keys = {str(key.value) for key, _ in read_yaml(file, "config file").value}
+    except ConfigError:
+        return None  # reading it for its settings will say why
+    if keys & (Settings.model_fields.keys() - {"names", "val"}):  # which a data set has, too
+        return None
+    if keys >= {"train", "names"} or keys >= {"val", "names"}:
+        return "data"
+    return "model" if keys >= {"backbone", "head"} else None
+
+
+def of_checkpoint(words: Sequence[str], sources: bool = False) -> Said:
+    """The words of commands that use a checkpoint, which comes first unless `weights=` or `model=` names it.
+
+    What follows is, with `sources`, what to look at, else a data set's YAML file.
+    """
+    loose = [word for word in words if "=" not in word or (sources and Path(word).exists())]
+    overrides = tuple(word for word in words if word not in loose)
+    values: dict[str, Any] = {}
+    if loose and not named(overrides, ("weights", "model")):
+        values["weights"] = loose.pop(0)
+    if loose and sources:
+        values["source"] = loose
+    elif loose:
+        if len(loose) > 1 or kind_of(Path(loose[0])) != "data" or named(overrides, ("data",)):
+            raise ConfigError(f"'{loose[-1]}': a setting is written key=value, for example batch=8")
+        values["data"] = loose[0]
+    return Said(None, overrides, values)
+
+
+def named(overrides: Iterable[str], keys: Sequence[str]) -> bool:
+    return any(word.partition("=")[0].strip() in keys for word in overrides)

@@ -1,0 +1,210 @@
+"""Names in any alphabet, on terminals and in locales that have none for them, and terminals that are not there."""
+
+import ast
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from scenes import TINY, write_dataset
+
+from detector import terminal
+from detector.cli import main
+from detector.reporting.progress import Progress
+
+ROOT = Path(__file__).parents[1]
+PLACES = {
+    "ascii stdout": {"PYTHONIOENCODING": "ascii"},
+    "latin-1 stdout": {"PYTHONIOENCODING": "latin-1:strict"},
+    "C locale": {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Folders, files and classes with names of many alphabets, and one file whose name is no UTF-8."""
+    path = write_dataset(tmp_path_factory.mktemp("dätá"), train=4, val=4)
+    for split, old, new in (
+        ("train", "000", "ñandú".encode()),
+        ("val", "001", "кот".encode()),
+        ("val", "002", b"\xff\xe9"),
+    ):
+        for kind, suffix in (("images", ".png"), ("labels", ".txt")):
+            folder = os.fsencode(path.parent / kind / split)
+            os.rename(path.parent / kind / split / f"{old}{suffix}", folder + b"/" + new + suffix.encode())
+    (path.parent / "images" / "train" / "käputt.png").write_bytes(b"")  # named in a warning
+    path.write_text("train: images/train\nval: images/val\nnames: [Кошка, 犬]\n", encoding="utf-8")
+    return path
+
+
+def detector(folder, place, *arguments):
+    """The command in a process of its own, in an environment without other words on encodings."""
+    kept = {
+        key: value for key, value in os.environ.items() if not key.startswith(("LC_", "LANG", "PYTHONIO", "PYTHONUTF8"))
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "detector", *map(os.fsencode, map(str, arguments))],
+        cwd=folder,
+        env={**kept, "LANG": "C.UTF-8", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", **PLACES[place]},
+        capture_output=True,
+        timeout=200,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", PLACES)
+def test_a_run_and_its_use_survive_names_that_the_terminal_has_no_letters_for(tmp_path, data, place):
+    words = [f"model={TINY}", "imgsz=64", "batch=2", "nbs=4", "workers=1", "device=cpu", "epochs=2", "name=наука"]
+    trained = detector(tmp_path, place, "train", data, *words)
+    assert trained.returncode == 0, trained.stderr
+    assert b"2 epochs" in trained.stdout
+    assert b"\\u041a\\u043e\\u0448\\u043a\\u0430" in trained.stdout  # the class table
+    folder = tmp_path / "runs" / "наука"
+    text = (folder / "settings.yaml").read_text(encoding="utf-8")
+    assert "epochs: 2" in text
+
+    measured = detector(tmp_path, place, "val", folder, "device=cpu", "name=v")
+    assert measured.returncode == 0, measured.stderr
+    assert b"\\u72ac" in measured.stdout
+    found = detector(
+        tmp_path, place, "predict", folder, data.parent / "images" / "val", "device=cpu", "conf=0", "name=p"
+    )
+    assert found.returncode == 0, found.stderr
+    assert {os.fsencode(file.name) for file in (tmp_path / "runs" / "p").iterdir()} == {
+        b"000.jpg", "кот.jpg".encode(), b"\xff\xe9.jpg", b"003.jpg"
+    }  # fmt: skip
+    assert found.stdout.count(b"\n") == 5
+    told = detector(tmp_path, place, "info", folder)
+    assert told.returncode == 0, told.stderr
+    assert b"\\u72ac" in told.stdout
+    again = detector(tmp_path, place, "train", f"resume={folder}", "epochs=3")
+    assert again.returncode == 0, again.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", PLACES)
+def test_an_error_with_such_a_name_is_one_line(tmp_path, data, place):
+    for words, told in (
+        ([tmp_path / "нет.yaml"], b"No such file"),
+        ([f"data={tmp_path / 'нет.yaml'}"], b"no such file"),
+        ([data, "épochs=3"], b"Did you mean 'epochs'?"),
+        ([data, "names=[Ж, 犬, x]"], b"names=['\\u0416', '\\u72ac', 'x']: "),
+    ):
+        failed = detector(tmp_path, place, "train", *words)
+        assert failed.returncode == 2
+        assert told in failed.stderr
+        assert b"Traceback" not in failed.stderr
+        assert failed.stderr.count(b"\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_a_reader_that_goes_away_is_no_traceback(tmp_path, data, closed):
+    """As in `detector info runs/train | head -0`."""
+    code = "import os, sys; r, w = os.pipe(); os.close(r); os.dup2(w, {fd}); "
+    code += "from detector.cli import main; sys.exit(main(sys.argv[1:]))"
+    # info of a missing file writes to stderr, --help to stdout
+    program = code.format(fd=1 if closed == "stdout" else 2)
+    arguments = (
+        ["info", str(tmp_path / "none.pt")]
+        if closed == "stderr"
+        else ["train", str(data), f"model={TINY}", "device=cpu"]
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], cwd=tmp_path, env=env, capture_output=True, timeout=200
+    )
+    assert done.returncode in (1, 2)
+    assert b"Traceback" not in done.stderr + done.stdout
+    assert b"Exception ignored" not in done.stderr
+
+
+class Notebook:
+    """A stream that only writes."""
+
+    def __init__(self, encoding):
+        self.encoding, self.text = encoding, ""
+
+    def write(self, text):
+        text.encode(self.encoding or "ascii")
+        self.text += text
+
+    def flush(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"),
+    [("ascii", "\\u0416 \\udcff"), ("latin-1", "\\u0416 \\udcff"), ("utf-8", "Ж \\udcff"), (None, "\\u0416 \\udcff")],
+)
+def test_a_line_is_written_with_escapes_for_what_the_stream_lacks(encoding, shown, monkeypatch):
+    stream = Notebook(encoding)
+    terminal.say("Ж \udcff", stream)
+    assert stream.text == f"{shown}\n"
+    wrapped = io.TextIOWrapper(io.BytesIO(), encoding=encoding or "ascii")
+    monkeypatch.setattr(sys, "stdout", wrapped)
+    terminal.say("Ж \udcff")
+    assert wrapped.buffer.getvalue().decode(encoding or "ascii").strip() == shown
+    assert wrapped.errors == "strict"  # whoever owns it finds it as it was
+
+
+def test_a_program_without_a_console_says_nothing(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    terminal.say("anything")
+    assert main(["info", str(tmp_path / "none.pt")]) == 2
+    with Progress(0, 1, 4) as bar:
+        bar.update(4, {"box": 1.0}, 0.1, 1)
+
+
+@pytest.mark.parametrize(
+    "stream", [Notebook("ascii"), io.StringIO(), io.TextIOWrapper(io.BytesIO(), encoding="ascii")], ids=type
+)
+def test_progress_is_one_plain_line_on_any_stream(stream):
+    with Progress(0, 1, 4, stream=stream) as bar:
+        bar.update(4, {"box": 1.0}, 0.1, 1)
+    written = stream.text if isinstance(stream, Notebook) else None
+    if written is None:
+        stream.seek(0)
+        written = stream.read()
+    assert written.startswith("epoch 1/1  4/4 images")
+    assert written.count("\n") == 1
+
+
+def test_a_bar_on_an_ascii_terminal_is_ascii():
+    class Terminal(io.TextIOWrapper):
+        def isatty(self):
+            return True
+
+    stream = Terminal(io.BytesIO(), encoding="ascii")
+    with Progress(0, 1, 4, stream=stream) as bar:
+        bar.update(2, {"box": 1.0}, 0.1, 1)
+        bar.update(4, {"box": 1.0}, 0.1, 1)
+    assert b"100%" in stream.buffer.getvalue()
+
+
+def test_main_leaves_streams_without_encodings_alone(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "stdout", Notebook("ascii"))
+    monkeypatch.setattr(sys, "stderr", errors := Notebook("ascii"))
+    assert main(["info", str(tmp_path / "кот.pt")]) == 2
+    assert "\\u043a\\u043e\\u0442.pt" in errors.text
+
+
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "detector").rglob("*.py")), ids=lambda file: str(file.relative_to(ROOT))
+)
+def test_text_files_are_read_and_written_in_a_named_encoding(file):
+    """Never in the locale's, which is another one on another machine."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        owner = getattr(getattr(node.func, "value", None), "id", "")
+        if name not in ("read_text", "write_text", "open") or owner in ("os", "Image", "Popen", "zipfile"):
+            continue
+        modes = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+        binary = any("b" in mode for mode in modes if len(mode) < 4)
+        named = any(keyword.arg in ("encoding", None) for keyword in node.keywords)  # None: **options
+        assert binary or named, f"{file}:{node.lineno}: {name} without encoding="
