@@ -1,6 +1,7 @@
 """The front door: parse, dispatch, and turn errors into one clear line. Imports torch only for a command's work."""
 
 import argparse
+import errno
 import importlib
 import signal
 import sys
@@ -14,6 +15,8 @@ from detector import terminal
 from detector.config import foreign
 from detector.errors import DetectorError, Interrupted, did_you_mean
 
+# What a disk says that takes no more: told in a line wherever it happens, with no traceback.
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 COMMANDS = ("train", "tune", "val", "predict", "info")
 OVERRIDES = "settings as key=value, with YAML values: epochs=50 lr0=1e-3 names='[cat, dog]'"
 SUMMARY = """\
@@ -97,6 +100,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe went away: not an error of ours
         terminal.leave_broken()
         return 1
+    except OSError as error:
+        if error.errno not in UNWRITABLE or options.debug:
+            raise
+        terminal.leave_broken()
+        return told(f"OutputError: {error.filename or 'what is printed'}: cannot be written: {error.strerror}", 2)
 
 
 def told(text: str, status: int) -> int:

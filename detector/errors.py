@@ -24,6 +24,10 @@ class TrainingError(DetectorError):
     """A run cannot go on: its numbers are not finite, or its checkpoint cannot be written."""
 
 
+class OutputError(DetectorError):
+    """A result cannot be written: the disk is full, or the place is not one to write to."""
+
+
 class Interrupted(BaseException):
     """A signal asked the program to stop; not an error, and not to be caught on the way out."""
 

@@ -1,10 +1,13 @@
-"""Files that are at every moment the old one or the new one, whole."""
+"""Files: images by their names, and results that are at every moment the old ones or the new ones, whole."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from detector.errors import OutputError
+
+IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")  # how the names of images end
 UNFINISHED = ".unfinished"  # how the names of files end that are being written
 
 
@@ -26,6 +29,16 @@ def replaced(path: Path) -> Iterator[Path]:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def writing(place: Path, remedy: str = "make room, or choose another project=") -> Iterator[None]:
+    """A context that writes results; a system's refusal is told as OutputError, with the place and what to do."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or place
+        raise OutputError(f"{where}: cannot be written: {error.strerror or error}; {remedy}") from None
 
 
 def remove_unfinished(folder: Path) -> None:

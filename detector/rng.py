@@ -4,6 +4,8 @@ Nothing in the project draws from a global generator. What sample i of epoch e l
 so it is the same for every batch size, worker count, rank count and after every interruption.
 """
 
+from __future__ import annotations
+
 from enum import IntEnum
 
 import numpy as np

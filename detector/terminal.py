@@ -30,7 +30,7 @@ def leave_broken() -> None:
         try:
             if stream is not None:
                 stream.flush()
-        except BrokenPipeError:
+        except OSError:  # nobody reads it any more, or the disk it goes to is full
             with suppress(OSError, ValueError, AttributeError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 

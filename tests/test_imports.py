@@ -6,12 +6,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from scenes import TINY
+
+from detector import checkpoint_file
+from detector.model.network import load_description, network_from_description
 
 PACKAGE = Path(__file__).parents[1] / "detector"
 # A room may import what stands before its own row; rooms of one row do not import each other.
 ROWS = [
-    {"errors", "boxes", "classes", "rng", "memory", "files", "terminal", "spelling"},
-    {"distributed", "values"},
+    {"errors", "boxes", "classes", "rng", "memory", "terminal", "spelling"},
+    {"distributed", "files", "values"},
     {"device", "precision", "checkpoint_file", "folders"},
     {"config"},
     {"data", "model", "loss"},
@@ -63,6 +67,28 @@ def test_nothing_seeds_or_draws_from_a_global_generator(file):
         "random.seed(",
     ):
         assert forbidden not in text, f"{file}: {forbidden}"
+
+
+# What using a trained detector must not wait for: the trainer and its libraries, and OpenCV before there is an image.
+SPARED = {
+    "detector.run", "detector.step", "detector.fitting", "detector.evaluation", "detector.reporting",
+    "detector.commands", "detector.data.loader", "detector.config.settings",
+    "torchvision", "matplotlib", "pydantic", "faster_coco_eval", "cv2", "PIL", "yaml", "tqdm",
+}  # fmt: skip
+
+
+def test_loading_a_detector_imports_no_trainer(tmp_path):
+    network = network_from_description({**load_description(TINY), "nc": 2})
+    saved = {"ema": network.state_dict(), "description": network.description, "names": ["a", "b"], "imgsz": 64}
+    checkpoint_file.write(tmp_path / "best.pt", saved)
+    code = (
+        "import sys, torch; before = set(sys.modules); import detector; detector.load(sys.argv[1], device='cpu'); "
+        "print(*(set(sys.modules) - before))"
+    )
+    command = [sys.executable, "-c", code, tmp_path / "best.pt"]
+    imported_names = set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    assert "detector.inference.detector" in imported_names
+    assert not imported_names & SPARED
 
 
 def test_help_and_the_package_do_not_import_torch():

@@ -8,6 +8,7 @@ from pathlib import Path
 from detector.config import words
 from detector.config.settings import PredictSettings, load_settings
 from detector.errors import ConfigError, DataError
+from detector.files import writing
 from detector.folders import create_folder
 from detector.inference.detector import Result
 from detector.inference.load import load
@@ -38,12 +39,8 @@ def run(options: argparse.Namespace) -> int:
         if folder.samefile(result.path.parent):
             raise ConfigError(f"{folder}: pictures would be written among the images themselves; choose another name=")
         target = folder / f"{free_name(result.path.stem, taken)}.jpg"
-        save_image(target, draw_boxes(result.image, result.boxes, result.classes, result.names, result.scores))
-        labels = folder / "labels" / f"{target.stem}.txt"
-        labels.unlink(missing_ok=True)  # of an earlier call that wrote into this folder
-        if settings.save_txt:
-            labels.parent.mkdir(exist_ok=True)
-            labels.write_text(label_text(result), encoding="utf-8")
+        with writing(target):
+            keep(result, target, settings.save_txt)
         print(f"{result.path}: {result.summary()}")
         images, objects = images + 1, objects + len(result)
     for error in unreadable:
@@ -52,6 +49,16 @@ def run(options: argparse.Namespace) -> int:
         raise DataError("none of the images can be read")
     print(f"{objects} objects in {images} images; pictures in {folder}")
     return 0
+
+
+def keep(result: Result, picture: Path, save_txt: bool) -> None:
+    """Draw a result and, if wished, write it as labels/NAME.txt."""
+    save_image(picture, draw_boxes(result.image, result.boxes, result.classes, result.names, result.scores))
+    labels = picture.parent / "labels" / f"{picture.stem}.txt"
+    labels.unlink(missing_ok=True)  # of an earlier call that wrote into this folder
+    if save_txt:
+        labels.parent.mkdir(exist_ok=True)
+        labels.write_text(label_text(result), encoding="utf-8")
 
 
 def free_name(stem: str, taken: set[str]) -> str:

@@ -4,15 +4,17 @@ import argparse
 from pathlib import Path
 
 from detector import checkpoint_file
+from detector.classes import differing
 from detector.config import words
 from detector.config.settings import ValSettings, load_settings
 from detector.data.dataset import ValidationSet, damage
 from detector.data.description import load_description
-from detector.data.index import build_index
+from detector.data.index import Index, build_index
 from detector.data.loader import validation_batches, worker_count
 from detector.device import choose_device
 from detector.errors import ConfigError
 from detector.evaluation.evaluate import evaluate_network, ground_truth_of
+from detector.files import writing
 from detector.folders import create_folder
 from detector.model.checkpoint import network_of
 from detector.precision import choose_precision
@@ -32,13 +34,11 @@ def run(options: argparse.Namespace) -> int:
     network = network_of(saved, path).to(device)
     names = tuple(saved["names"])
 
-    data = settings.data or Path(saved["settings"]["data"])
-    description = load_description(data)
-    if len(description.names) != len(names):
-        raise ConfigError(
-            f"data={data}: has {len(description.names)} classes, but {path} was trained for {len(names)}: {list(names)}"
-        )
-    index = build_index(description, settings.split)
+    trained = saved["settings"]
+    data = settings.data or Path(trained["data"])
+    renamed = settings.names or (trained["names"] if settings.data is None else None)
+    index = build_index(load_description(data).named(renamed), settings.split)
+    index = in_order_of(index, names, path, data)
     for warning in index.warnings:
         print(f"warning: {settings.split}: {warning}")
     images = ValidationSet(index, settings.imgsz or saved["imgsz"], bad_images=settings.bad_images)
@@ -62,6 +62,20 @@ def run(options: argparse.Namespace) -> int:
     print(format_class_table(evaluation, names))
     if settings.plots:
         folder = create_folder(settings.project, settings.name, "val", settings.exist_ok)
-        draw_evaluation(evaluation, images, names, folder)
+        with writing(folder):
+            draw_evaluation(evaluation, images, names, folder)
         print(f"pictures  {folder}")
     return 0
+
+
+def in_order_of(index: Index, names: tuple[str, ...], path: Path, data: Path) -> Index:
+    """The index with its classes numbered as the network's are. ConfigError where they are other classes."""
+    ordered = index.with_classes_of(names)
+    if ordered is None:
+        raise ConfigError(
+            f"data={data}: its classes are not those that {path} was trained for ({differing(index.names, names)}); "
+            "where they are the same under other names, write names='[...]' in the order of the data set"
+        )
+    if index.names != names:
+        print(f"classes   in the order of {path.name}; {data} has them in another")
+    return ordered

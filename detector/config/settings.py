@@ -119,9 +119,23 @@ class ModelKeys(Group):
         return value
 
 
-class DataKeys(Group):
-    data: Annotated[FilePath | None, Field(description="the data set's YAML")] = None
+class NamesKey(Group):
     names: Annotated[list[Text] | None, Field(description="class names in place of the data set's")] = None
+
+    @field_validator("names", mode="before")
+    @classmethod
+    def numbered(cls, value: Any) -> Any:
+        """A map {0: cat, 1: dog} is as good as a list."""
+        if isinstance(value, dict):
+            value = {int(key) if str(key).isdecimal() else key: name for key, name in value.items()}
+            if sorted(value, key=str) != sorted(range(len(value)), key=str):
+                raise ValueError(f"numbers the classes {list(value)}; they are 0 to {len(value) - 1}")
+            return [value[number] for number in range(len(value))]
+        return value
+
+
+class DataKeys(NamesKey):
+    data: Annotated[FilePath | None, Field(description="the data set's YAML")] = None
     imgsz: Annotated[Side, Field(description="side of the network's input, a multiple of 32")] = 640
     batch: Annotated[
         AtLeastOne | Literal["auto"],
@@ -146,17 +160,6 @@ class DataKeys(Group):
         Words(),
         Field(description="damaged images: they count for nothing, or stop the run"),
     ] = "skip"
-
-    @field_validator("names", mode="before")
-    @classmethod
-    def numbered(cls, value: Any) -> Any:
-        """A map {0: cat, 1: dog} is as good as a list."""
-        if isinstance(value, dict):
-            value = {int(key) if str(key).isdecimal() else key: name for key, name in value.items()}
-            if sorted(value, key=str) != sorted(range(len(value)), key=str):
-                raise ValueError(f"numbers the classes {list(value)}; they are 0 to {len(value) - 1}")
-            return [value[number] for number in range(len(value))]
-        return value
 
     @field_validator("batch", mode="before")
     @classmethod
@@ -333,7 +336,7 @@ class UseKeys(DeviceKeys, FolderKeys):
     max_det: AtLeastOne = 300
 
 
-class ValSettings(UseKeys):
+class ValSettings(NamesKey, UseKeys):
     """Settings of `detector val`."""
 
     of = " of detector val"

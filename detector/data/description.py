@@ -6,14 +6,14 @@ val: images/val
 names: {0: circle, 1: square}
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from detector.errors import DataError
+from detector.errors import ConfigError, DataError
 
 SPLITS = ("train", "val", "test")
 
@@ -31,6 +31,14 @@ class DataDescription:
     splits: dict[str, list[Path]]
     names: tuple[str, ...]
     generate: dict[str, Any] | None
+
+    def named(self, names: Sequence[str] | None) -> "DataDescription":
+        """The same with other names for its classes, in their order; None: with its own. Raises ConfigError."""
+        if names is None:
+            return self
+        if len(names) != len(self.names):
+            raise ConfigError(f"names={list(names)}: {self.path} has {len(self.names)} classes; name each of them")
+        return replace(self, names=tuple(names))
 
 
 def load_description(path: str | Path) -> DataDescription:

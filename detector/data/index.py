@@ -23,8 +23,8 @@ from detector.data.formats.yolo import ParsedLabels, no_labels, parse_labels
 from detector.data.shapes import ensure_generated
 from detector.distributed import is_main
 from detector.errors import DataError
+from detector.files import IMAGES
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 FORMATS = ("JPEG", "MPO", "PNG", "BMP", "WEBP", "TIFF", "GIF", "PPM")  # Pillow's names of what OpenCV decodes, too
 SHOWN = 10  # problems in an error's message; where there are more, all of them are written to a file
 ORIENTATION = 274  # the EXIF tag; 5 to 8 swap height and width
@@ -142,14 +142,14 @@ def _images(description: DataDescription, split: str, entry: Path) -> list[Path]
             Path(folder, name)
             for folder, _, names in os.walk(entry, followlinks=True)
             for name in names
-            if name.lower().endswith(SUFFIXES) and not name.startswith(".")
+            if name.lower().endswith(IMAGES) and not name.startswith(".")
         ]
         if not found:
-            raise DataError(f"{place} holds no images ({' '.join(SUFFIXES)}); put them there or name another folder")
+            raise DataError(f"{place} holds no images ({' '.join(IMAGES)}); put them there or name another folder")
         return found
     if not entry.is_file():
         raise DataError(f"{place} does not exist; paths are relative to {description.root}")
-    if entry.suffix.lower() in SUFFIXES:
+    if entry.suffix.lower() in IMAGES:
         raise DataError(f"{place} is an image; name its folder, or a text file that lists images")
     try:
         lines = [line.strip() for line in entry.read_text(encoding="utf-8-sig").splitlines()]

@@ -1,4 +1,9 @@
-"""A trained detector for use from Python: images in, boxes out."""
+"""A trained detector for use from Python: images in, boxes out.
+
+OpenCV is imported with the first image: who only loads a network need not wait for it.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -7,17 +12,19 @@ from functools import cached_property
 from itertools import groupby, islice
 from numbers import Integral, Real
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from detector.data.image import Letterbox, letterbox, read_rgb
 from detector.errors import ConfigError, DataError
 from detector.inference.infer import Limits, find_objects, for_inference, within_memory
 from detector.inference.sources import Source, find_images
 from detector.model.network import Network
+
+if TYPE_CHECKING:
+    from detector.data.image import Letterbox
 
 STRIDE = 32  # the coarsest stride of the networks: image sides are multiples of it
 
@@ -133,6 +140,8 @@ class Detector:
                 unreadable(error)
 
     def _prepare(self, source: Path | NDArray[np.uint8], imgsz: int) -> _Prepared:
+        from detector.data.image import letterbox, read_rgb
+
         image = read_rgb(source) if isinstance(source, Path) else source
         check_image(image)
         network_image, placement = letterbox(image, imgsz)

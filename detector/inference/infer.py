@@ -1,18 +1,22 @@
 """Running a network on images and selecting detections, in inference mode and within the memory there is."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from detector.data.image import Letterbox
 from detector.errors import ConfigError
 from detector.inference.postprocess import to_original
 from detector.memory import attempt
 from detector.model.network import Network, fused
 from detector.model.selection import Detections
+
+if TYPE_CHECKING:
+    from detector.data.image import Letterbox
 
 Found = TypeVar("Found")
 Autocast = Callable[[], AbstractContextManager[None]]

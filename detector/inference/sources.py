@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from detector.data.index import SUFFIXES
 from detector.errors import DataError
+from detector.files import IMAGES
 
 Source = str | Path | NDArray[np.uint8]
 
@@ -23,7 +23,7 @@ def find_images(sources: Source | Iterable[Source]) -> Iterator[Path | NDArray[n
     elif isinstance(sources, str | Path):
         path = Path(sources)
         if path.is_dir():
-            files = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
+            files = sorted(file for file in path.iterdir() if file.suffix.lower() in IMAGES)
         elif path.suffix.lower() == ".txt" and path.exists():
             lines = (line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines())
             files = [path.parent / line for line in lines if line]

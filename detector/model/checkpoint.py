@@ -16,7 +16,7 @@ from detector.model.network import Network, network_from_description
 def network_of(saved: dict[str, Any], path: Path) -> Network:
     """The averaged network (`ema`) of a checkpoint. CheckpointError where it is not whole."""
     try:
-        network = network_from_description(saved["description"])
+        network = network_from_description(saved["description"], seed=None)
         network.load_state_dict(finite(saved["ema"], path))
     except KeyError as error:
         raise CheckpointError(f"{path}: holds no {error}") from None

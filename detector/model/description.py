@@ -4,8 +4,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from detector.errors import ConfigError, did_you_mean
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -27,10 +25,7 @@ def load_description(name_or_path: str | Path) -> dict[str, Any]:
     """
     name = str(name_or_path)
     file, scale = _locate(name)
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{name}: cannot be read as YAML: {error}") from error
+    content = _read(name, file)
     if not isinstance(content, dict):
         raise ConfigError(f"{name}: is not a model description (a mapping with the keys {', '.join(_KEYS)})")
     for key in content:
@@ -41,6 +36,16 @@ def load_description(name_or_path: str | Path) -> dict[str, Any]:
     description = {"name": name, **content}
     check_description(description)
     return description
+
+
+def _read(name: str, file: Path) -> Any:
+    """What a YAML file holds."""
+    import yaml  # a checkpoint's network is built without it
+
+    try:
+        return yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{name}: cannot be read as YAML: {error}") from error
 
 
 def check_description(description: dict[str, Any]) -> None:
@@ -105,7 +110,7 @@ def _shipped() -> dict[str, tuple[Path, str]]:
     """The file and the scale of every name that comes with the project: v11n, v11s, ..."""
     known: dict[str, tuple[Path, str]] = {}
     for file in sorted(shipped_folder().glob("*.yaml")):
-        for scale in yaml.safe_load(file.read_text(encoding="utf-8"))["scales"]:
+        for scale in _read(file.name, file)["scales"]:
             known[f"{file.stem}{scale}"] = (file, scale)
     return known
 

@@ -88,11 +88,16 @@ def build_network(name_or_path: str | Path, nc: int, seed: int = 0) -> Network:
     return network_from_description({**load_description(name_or_path), "nc": nc}, seed)
 
 
-def network_from_description(description: dict[str, Any], seed: int = 0) -> Network:
-    """The network of a resolved description, for example one out of a checkpoint. Raises ConfigError."""
+def network_from_description(description: dict[str, Any], seed: int | None = 0) -> Network:
+    """The network of a resolved description. Raises ConfigError.
+
+    seed None: its weights are whatever memory held, for those of a checkpoint to take their place.
+    """
     with torch.device("meta"):  # the layers' own start would draw from the global generator
         network = Network(copy.deepcopy(description))
     network.to_empty(device="cpu")
+    if seed is None:
+        return network
     rng = torch.Generator().manual_seed(int(generator(seed, Purpose.WEIGHTS).integers(2**63)))
     network.reset(rng)
     return network

@@ -142,13 +142,7 @@ def step_rules(settings: Settings, network: Network) -> StepRules:
 
 def indices(settings: Settings, say: Say) -> tuple[Index, Index]:
     """The training and validation images of the settings' data set."""
-    description = load_description(settings.data)
-    if settings.names is not None:
-        if len(settings.names) != len(description.names):
-            raise ConfigError(
-                f"names={settings.names}: {settings.data} has {len(description.names)} classes; name each of them"
-            )
-        description = replace(description, names=tuple(settings.names))
+    description = load_description(settings.data).named(settings.names)
     training, validation = build_index(description, "train"), build_index(description, "val")
     for split, index in (("train", training), ("val", validation)):
         for warning in index.warnings:
