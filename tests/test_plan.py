@@ -152,3 +152,23 @@ def test_the_order_is_another_each_epoch_and_the_same_for_a_seed():
     assert order(0, 0) == order(0, 0)
     assert order(0, 0) != order(0, 1)
     assert order(0, 0) != order(1, 0)
+
+
+@pytest.mark.parametrize(
+    ("batch", "images", "devices", "expected"),
+    [
+        (1000, 8, 1, Cut(8, 1, 1)),  # a micro-batch larger than the data set
+        (2, 8, 1, Cut(2, 4, 1)),  # nbs larger: four micro-batches are all there are
+        (16, 205, 1, Cut(16, 4, 1)),  # as ever
+        (1000, 9, 2, Cut(5, 1, 2)),
+        (3, 10, 2, Cut(3, 2, 2)),
+    ],
+)
+def test_no_window_is_planned_larger_than_an_epoch(batch, images, devices, expected):
+    """What follows from the window's size (learning rate, weight decay, the lines printed) is that of steps taken."""
+    cut = nominal_cut(64, batch, devices, images=images)
+    assert cut == expected
+    largest = max(window.images for window in epoch_windows(images, cut, seed=0, epoch=5))
+    assert largest <= min(cut.window, images)
+    assert cut.window - images < cut.batch * devices  # never more than one micro-batch each too large
+    assert lr_factor(cut, 64, "linear") == 1.0

@@ -71,6 +71,7 @@ def train(settings: Settings, resume: Resume | None = None, say: Say = say_now) 
             introduce(run)
         with distributed.together(run.device):  # all ranks have read what they need, be it from the folder itself
             begin(run, resume, stack)
+        run.state.best = distributed.from_main(run.state.best)  # which a rewound run has looked for in its folder
         stack.enter_context(run.interruption)
         start = run.settings.multiprocessing_start
         pin = run.device.type == "cuda"
