@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import ranks
 import torch
 from scenes import TINY, write_dataset
 from test_training import run, weights
@@ -38,14 +39,14 @@ def torchrun(processes, *command):
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     out = tmp_path_factory.mktemp("alone") / "out.pt"
-    subprocess.run([sys.executable, WORKER, out, *ARGUMENTS], check=True, cwd=WORKER.parent)
+    assert ranks.run(1, WORKER.name, out, *ARGUMENTS).returncode == 0
     return torch.load(out, weights_only=True)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_take_the_step_of_one_process_with_one_reduction(tmp_path, alone, ranks):
+@pytest.mark.parametrize("processes", [2, 4])
+def test_ranks_take_the_step_of_one_process_with_one_reduction(tmp_path, alone, processes):
     out = tmp_path / "out.pt"
-    done = torchrun(ranks, WORKER, out, *ARGUMENTS)
+    done = ranks.run(processes, WORKER.name, out, *ARGUMENTS)
     assert done.returncode == 0, done.stderr
     together = torch.load(out, weights_only=True)
     assert together["skipped"] == alone["skipped"] == 1
@@ -59,7 +60,7 @@ def test_ranks_take_the_step_of_one_process_with_one_reduction(tmp_path, alone, 
         assert report[1:3] == pytest.approx(one[1:3], rel=1e-9)
         assert report[0] == pytest.approx(one[0], rel=1e-9)
         assert micro_batches >= 1
-    assert max(row[3] for row in together["rows"]) > 1 or ranks == 4
+    assert max(row[3] for row in together["rows"]) > 1 or processes == 4
     for name, value in alone["weights"].items():
         torch.testing.assert_close(together["weights"][name], value, rtol=1e-9, atol=1e-12)
 
@@ -80,7 +81,12 @@ def single(tmp_path_factory, common):
 
 @pytest.mark.parametrize(("processes", "batch"), [(2, 4), (2, 1), (4, 2), (3, 1)])
 def test_a_run_on_several_devices_ends_with_the_weights_of_one(tmp_path, common, single, processes, batch):
-    assert run("train", *common, f"batch={batch}", f"device=cpu:{processes}", f"project={tmp_path}", "name=run") == 0
+    options = [*common, f"batch={batch}", f"project={tmp_path}", "name=run"]
+    if (processes, batch) == (2, 4):  # as a user starts it
+        assert run("train", *options, "device=cpu:2") == 0
+    else:
+        done = ranks.run(processes, "detector", "train", *options, "device=cpu")
+        assert done.returncode == 0, done.stderr
     expected = weights(single)
     for name, value in weights(tmp_path / "run").items():
         if value.dtype.is_floating_point:
@@ -101,12 +107,17 @@ def test_torchrun_starts_it_too(tmp_path, common, single):
 
 def test_ranks_with_batch_statistics_stay_equal_and_resume(tmp_path, common):
     """Each rank moves its own running statistics; after every step they are averaged, so all ranks validate alike."""
-    options = [*common, "bn=batch", "batch=2", "device=cpu:2", f"project={tmp_path}"]
-    assert run("train", *options, "name=whole") == 0
-    assert run("train", *options, "name=halves", "save_period=1") == 0
+
+    def train(*words):
+        done = ranks.run(2, "detector", "train", *words)
+        assert done.returncode == 0, done.stderr
+
+    options = [*common, "bn=batch", "batch=2", "device=cpu", f"project={tmp_path}"]
+    train(*options, "name=whole")
+    train(*options, "name=halves", "save_period=1")
     halves = tmp_path / "halves" / "weights"
     (halves / "epoch1.pt").replace(halves / "last.pt")
-    assert run("train", f"resume={tmp_path / 'halves'}") == 0
+    train(f"resume={tmp_path / 'halves'}")
     a, b = weights(tmp_path / "whole"), weights(tmp_path / "halves")
     assert all(torch.equal(a[name], b[name]) for name in a)
 

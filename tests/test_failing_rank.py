@@ -1,11 +1,9 @@
 """Something fails on one process of two: both end, soon, and what is said is what happened."""
 
-from pathlib import Path
-
 import failing_rank
 import pytest
+import ranks
 from scenes import TINY, write_dataset
-from test_distributed import torchrun
 
 pytestmark = pytest.mark.slow
 
@@ -18,9 +16,8 @@ def test_an_error_on_one_rank_ends_all_with_its_message(tmp_path, place, rank):
     data = write_dataset(tmp_path / "data", train=8)
     settings = [f"data={data}", f"model={TINY}", "imgsz=64", "nbs=4", "batch=2", "workers=0", "plots=false", "epochs=3",
                 "amp=fp32", "device=cpu", f"project={tmp_path}", "cache=false"]  # fmt: skip
-    done = torchrun(2, Path(failing_rank.__file__), place, rank, "train", *settings)
-    assert done.returncode != 0
+    done = ranks.run(2, "failing_rank.py", place, rank, "train", *settings)
+    assert done.returncode in (1, 2), done.stderr  # and no rank had to be killed
     message = str(failing_rank.PLACES[place][2]).removeprefix("[Errno 28] ")
     assert message in done.stderr, done.stderr
-    assert "Timed out" not in done.stderr
     assert "epoch 3/3" not in done.stdout

@@ -8,9 +8,10 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import ranks
 import torch
 from scenes import TINY, cut_batch, random_batch, write_dataset
-from test_distributed import WINDOWS, WORKER, torchrun
+from test_distributed import WINDOWS, WORKER
 from test_step import RATES
 from test_training import run, weights
 from torch import nn
@@ -279,7 +280,7 @@ def test_ranks_with_checkpoints_and_offload_take_the_same_steps_with_one_reducti
     found = []
     for name, checkpoint in (("plain", "off"), ("saving", "all")):
         out = tmp_path / f"{name}.pt"
-        done = torchrun(2, WORKER, out, json.dumps(WINDOWS), "-1", checkpoint)
+        done = ranks.run(2, WORKER.name, out, json.dumps(WINDOWS), "-1", checkpoint)
         assert done.returncode == 0, done.stderr
         found.append(torch.load(out, weights_only=True))
     plain, saving = found

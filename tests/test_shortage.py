@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import ranks
 import shortage_worker
 import torch
 from scenes import TINY, cut_batch, random_batch, write_dataset
 from shortage_worker import BATCH, PLACES, Shortage, run_of, take
-from test_distributed import torchrun
 from test_step import new_state
 from test_training import run as detector
 from test_training import weights
@@ -30,7 +30,7 @@ from detector.run import recover
 from detector.step.plan import Window, recut, split
 from detector.step.statistics import set_modes
 
-WORKER = Path(shortage_worker.__file__)
+WORKER = Path(shortage_worker.__file__).name
 LIMITED = Path(__file__).with_name("limited.py")
 
 
@@ -68,8 +68,8 @@ def test_a_step_without_memory_changes_nothing_to_the_bit(monkeypatch, stage, nu
 def test_memory_may_run_out_anywhere_on_either_rank(tmp_path, rank):
     """In forward, backward and optimizer, in the first micro-batch and the last: no rank waits; the same weights."""
     outs = [tmp_path / "never.pt", tmp_path / "failing.pt"]
-    subprocess.run([sys.executable, WORKER, outs[0], "-1"], check=True, cwd=WORKER.parent)
-    done = torchrun(2, WORKER, outs[1], rank)
+    assert ranks.run(1, WORKER, outs[0], "-1").returncode == 0
+    done = ranks.run(2, WORKER, outs[1], rank)
     assert done.returncode == 0, done.stderr
     never, failing = (torch.load(out, weights_only=True) for out in outs)
     assert never["sizes"] == [BATCH] * len(PLACES)
