@@ -44,8 +44,9 @@ def wait_for(path, process):
         time.sleep(0.01)
 
 
-def loaders_of(process):
-    """The process numbers of a run's loaders, once it has some."""
+def loaders_of(process, folder):
+    """The process numbers of a run's loaders, once it has some; until it has a folder its children are others."""
+    wait_for(folder / "weights" / "last.pt", process)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     deadline = time.monotonic() + 250
     while not (found := children.read_text().split()) and process.poll() is None and time.monotonic() < deadline:
@@ -77,7 +78,7 @@ def test_a_signal_saves_and_stops_with_its_status(tmp_path, common, whole, numbe
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_is_answered_while_the_run_waits_for_a_batch_that_never_comes(tmp_path, common, whole, number, status):
     process = start(tmp_path, common, "workers=1")
-    (loader,) = loaders_of(process)
+    (loader,) = loaders_of(process, tmp_path / "run")
     os.kill(loader, signal.SIGSTOP)
     time.sleep(1)  # it has nothing left to do but wait
     process.send_signal(number)
@@ -91,7 +92,7 @@ def test_a_signal_is_answered_while_the_run_waits_for_a_batch_that_never_comes(t
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs Linux's /proc")
 def test_a_loader_process_that_is_killed_ends_the_run_with_the_reason(tmp_path, common, whole):
     process = start(tmp_path, common, "workers=1")
-    (loader,) = loaders_of(process)
+    (loader,) = loaders_of(process, tmp_path / "run")
     os.kill(loader, signal.SIGKILL)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 2
