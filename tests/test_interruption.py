@@ -17,6 +17,7 @@ from test_training import run, same, train, weights
 import detector
 from detector import checkpoint_file
 from detector.errors import CheckpointError
+from detector.run.lock import run_id
 
 pytestmark = pytest.mark.slow
 
@@ -159,10 +160,13 @@ def test_two_runs_never_share_a_folder(tmp_path, common, capsys):
     process = start(tmp_path, common, "workers=0", "epochs=500")
     folder = tmp_path / "run"
     wait_for(folder / "weights" / "last.pt", process)
-    assert run("train", f"resume={folder}") == 2
-    assert f"process {process.pid} is training in this folder" in capsys.readouterr().err
-    process.kill()
-    process.communicate()
+    try:
+        assert run("train", f"resume={folder}") == 2
+        said = capsys.readouterr().err
+    finally:
+        process.kill()
+        process.communicate()
+    assert f"process {process.pid} of run {run_id(folder)} is training in this folder" in said
     assert run("train", f"resume={folder}", "batch=4", "seed=3") == 2  # a lock without its process holds nothing
     assert "seed=3: cannot change" in capsys.readouterr().err
 

@@ -39,60 +39,81 @@ def data(tmp_path_factory):
     return path
 
 
-def detector(folder, place, *arguments):
-    """The command in a process of its own, in an environment without other words on encodings."""
+SESSION = """
+import os, sys
+from detector.cli import main
+lines = [[]]
+for word in sys.argv[1:]:
+    lines.append([]) if word == "then" else lines[-1].append(word)
+for line in lines:
+    status = main(line)
+    for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+        stream.flush()
+        os.write(number, b"\\0%d\\0" % status)
+"""
+
+
+def detector(folder, place, *lines):
+    """Command lines, one after the other, in a process whose environment has no other words on encodings.
+
+    Yields what became of each: its status, stdout and stderr.
+    """
     kept = {
         key: value for key, value in os.environ.items() if not key.startswith(("LC_", "LANG", "PYTHONIO", "PYTHONUTF8"))
     }
-    return subprocess.run(
-        [sys.executable, "-m", "detector", *map(os.fsencode, map(str, arguments))],
+    words = [os.fsencode(str(word)) for line in lines for word in ("then", *line)][1:]
+    done = subprocess.run(
+        [sys.executable, "-c", SESSION, *words],
         cwd=folder,
         env={**kept, "LANG": "C.UTF-8", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", **PLACES[place]},
         capture_output=True,
-        timeout=200,
+        timeout=250,
     )
+    assert done.returncode == 0, done.stderr
+    out, err = done.stdout.split(b"\0"), done.stderr.split(b"\0")
+    for at in range(0, 2 * len(lines), 2):
+        yield subprocess.CompletedProcess(lines[at // 2], int(out[at + 1]), out[at], err[at])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_a_run_and_its_use_survive_names_that_the_terminal_has_no_letters_for(tmp_path, data, place):
     words = [f"model={TINY}", "imgsz=64", "batch=2", "nbs=4", "workers=1", "device=cpu", "epochs=2", "name=наука"]
-    trained = detector(tmp_path, place, "train", data, *words)
-    assert trained.returncode == 0, trained.stderr
+    folder = tmp_path / "runs" / "наука"
+    images = data.parent / "images" / "val"
+    lines = [
+        ["train", data, *words],
+        ["val", folder, "device=cpu", "name=v"],
+        ["predict", folder, images, "device=cpu", "conf=0", "name=p"],
+        ["info", folder],
+        ["train", f"resume={folder}", "epochs=3"],
+    ]
+    trained, measured, found, told, again = done = list(detector(tmp_path, place, *lines))
+    for one in done:
+        assert one.returncode == 0, one.stderr
     assert b"2 epochs" in trained.stdout
     assert b"\\u041a\\u043e\\u0448\\u043a\\u0430" in trained.stdout  # the class table
-    folder = tmp_path / "runs" / "наука"
-    text = (folder / "settings.yaml").read_text(encoding="utf-8")
-    assert "epochs: 2" in text
-
-    measured = detector(tmp_path, place, "val", folder, "device=cpu", "name=v")
-    assert measured.returncode == 0, measured.stderr
+    assert "epochs: 3" in (folder / "settings.yaml").read_text(encoding="utf-8")
     assert b"\\u72ac" in measured.stdout
-    found = detector(
-        tmp_path, place, "predict", folder, data.parent / "images" / "val", "device=cpu", "conf=0", "name=p"
-    )
-    assert found.returncode == 0, found.stderr
     assert {os.fsencode(file.name) for file in (tmp_path / "runs" / "p").iterdir()} == {
         b"000.jpg", "кот.jpg".encode(), b"\xff\xe9.jpg", b"003.jpg"
     }  # fmt: skip
     assert found.stdout.count(b"\n") == 5
-    told = detector(tmp_path, place, "info", folder)
-    assert told.returncode == 0, told.stderr
     assert b"\\u72ac" in told.stdout
-    again = detector(tmp_path, place, "train", f"resume={folder}", "epochs=3")
-    assert again.returncode == 0, again.stderr
+    assert b"finished  3 epochs" in again.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_an_error_with_such_a_name_is_one_line(tmp_path, data, place):
-    for words, told in (
+    cases = [
         ([tmp_path / "нет.yaml"], b"No such file"),
         ([f"data={tmp_path / 'нет.yaml'}"], b"no such file"),
         ([data, "épochs=3"], b"Did you mean 'epochs'?"),
         ([data, "names=[Ж, 犬, x]"], b"names=['\\u0416', '\\u72ac', 'x']: "),
-    ):
-        failed = detector(tmp_path, place, "train", *words)
+    ]
+    lines = [["train", *words] for words, _ in cases]
+    for (_, told), failed in zip(cases, detector(tmp_path, place, *lines), strict=True):
         assert failed.returncode == 2
         assert told in failed.stderr
         assert b"Traceback" not in failed.stderr
