@@ -20,13 +20,13 @@ import torch
 
 from detector.data.batch import Batch
 from detector.device import choose_device
-from detector.distributed import GradientSum
 from detector.errors import ConfigError, DetectorError
 from detector.fitting.capacity import resident
 from detector.loss.criterion import DetectionLoss
 from detector.model.network import build_network
 from detector.precision import choose_precision
 from detector.step.ema import Ema
+from detector.step.gradients import GradientSum
 from detector.step.optim import Choice, build_optimizer
 from detector.step.plan import Window, split
 from detector.step.schedule import Rates

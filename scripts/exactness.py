@@ -11,9 +11,9 @@ import torch
 from gradient_difference import RULES
 
 from detector.data.batch import Sample, collate
-from detector.distributed import GradientSum
 from detector.loss.criterion import DetectionLoss
 from detector.model.network import build_network
+from detector.step.gradients import GradientSum
 from detector.step.optim import Choice, build_optimizer
 from detector.step.plan import Window, split
 from detector.step.schedule import Rates

@@ -17,6 +17,7 @@ from detector import distributed
 from detector.data.batch import blank_batch
 from detector.loss.criterion import DetectionLoss
 from detector.step import offload
+from detector.step.gradients import GradientSum
 from detector.step.plan import Window, split
 from detector.step.step import StepRules, train_window
 
@@ -31,7 +32,7 @@ def main(out: str, windows: list[list[int]], poisoned: int, checkpoint: str = "o
         rules = replace(rules, keeping=offload.offloaded)
     reductions = []
     with distributed.process_group(torch.device("cpu")):
-        gradients = distributed.GradientSum(state.network)
+        gradients = GradientSum(state.network)
         size = sum(parameter.numel() for parameter in state.network.branches()[0])
         all_reduce = torch.distributed.all_reduce
 

@@ -14,6 +14,7 @@ from test_step import RATES, new_state
 from detector import distributed
 from detector.loss.criterion import DetectionLoss
 from detector.run import recover
+from detector.step.gradients import GradientSum
 from detector.step.plan import Window, split
 from detector.step.step import StepRules
 
@@ -56,7 +57,7 @@ def run_of(state, say=print, batch=BATCH, grow_after=0):
         settings=settings,
         state=state,
         rules=StepRules(criterion, clip_norm=10.0),
-        gradients=distributed.GradientSum(state.network),
+        gradients=GradientSum(state.network),
         training=range(IMAGES),
         device="cpu",
         last="last.pt",

@@ -12,7 +12,7 @@ from torchvision.models.detection import RetinaNet
 from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 from torchvision.ops import FrozenBatchNorm2d
 
-from detector.distributed import GradientSum
+from detector.step.gradients import GradientSum
 from detector.step.plan import Window, split
 from detector.step.state import TrainState
 from detector.step.step import StepRules, Sums, train_window

@@ -18,7 +18,6 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from detector.config.settings import Settings, load_settings
-from detector.distributed import GradientSum
 from detector.loss.criterion import DetectionLoss
 from detector.model.network import build_network
 from detector.model.norm import set_norms
@@ -26,6 +25,7 @@ from detector.model.recompute import rerun
 from detector.precision import Precision
 from detector.step import offload
 from detector.step.ema import Ema
+from detector.step.gradients import GradientSum
 from detector.step.optim import Choice, build_optimizer
 from detector.step.plan import Window
 from detector.step.state import TrainState

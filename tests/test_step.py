@@ -8,12 +8,12 @@ import pytest
 import torch
 from scenes import TINY, cut_batch, random_batch
 
-from detector.distributed import GradientSum
 from detector.loss.criterion import BranchLoss, DetectionLoss
 from detector.model.network import build_network
 from detector.precision import Precision
 from detector.run.state import RunState
 from detector.step.ema import Ema
+from detector.step.gradients import GradientSum
 from detector.step.optim import Choice, build_optimizer
 from detector.step.plan import Window
 from detector.step.schedule import Rates, ema_decay

@@ -22,7 +22,6 @@ from detector.data.dataset import ValidationSet
 from detector.data.image import Letterbox
 from detector.data.index import Index
 from detector.data.loader import worker_count
-from detector.distributed import GradientSum
 from detector.evaluation.evaluate import Evaluation, detect, ground_truth_of, judge
 from detector.model.network import Network
 from detector.model.selection import Detections
@@ -33,6 +32,7 @@ from detector.reporting.samples import training_batch_image
 from detector.reporting.summary import draw_evaluation
 from detector.run.build import chosen_optimizer, gains_of, prepared_network, step_rules, training_set
 from detector.step.ema import Ema
+from detector.step.gradients import GradientSum
 from detector.step.optim import build_optimizer
 from detector.step.plan import Window
 from detector.step.schedule import Rates

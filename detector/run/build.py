@@ -26,6 +26,7 @@ from detector.run.resume import Resume
 from detector.run.run import Run, Say
 from detector.run.state import RunState
 from detector.step.ema import Ema
+from detector.step.gradients import GradientSum
 from detector.step.offload import offloaded
 from detector.step.optim import Choice, build_optimizer, choose, set_decay
 from detector.step.plan import Cut, count_steps, lr_factor, nominal_cut
@@ -68,7 +69,7 @@ def build(settings: Settings, resume: Resume | None, say: Say) -> Run:
         schedule=schedule_of(settings, state),
         rules=step_rules(settings, network),
         state=state,
-        gradients=distributed.GradientSum(network),
+        gradients=GradientSum(network),
         say=say,
         interruption=Interruption(say),
     )

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from detector import distributed
 from detector.config.settings import Settings
 from detector.data.dataset import TrainingSet, ValidationSet
 from detector.data.loader import Loaders
@@ -16,6 +15,7 @@ from detector.evaluation.coco import GroundTruth
 from detector.evaluation.evaluate import ground_truth_of
 from detector.run.interrupt import Interruption
 from detector.run.state import RunState
+from detector.step.gradients import GradientSum
 from detector.step.schedule import Schedule
 from detector.step.step import StepRules
 
@@ -35,7 +35,7 @@ class Run:
     schedule: Schedule
     rules: StepRules
     state: RunState
-    gradients: distributed.GradientSum
+    gradients: GradientSum
     say: Say
     interruption: Interruption
     loaders: Loaders | None = None  # while it trains

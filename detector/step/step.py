@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from detector import distributed
+from detector.step.gradients import GradientSum
 from detector.step.optim import set_rates
 from detector.step.plan import Window
 from detector.step.schedule import Rates
@@ -70,7 +71,7 @@ class StepReport(NamedTuple):
 
 def train_window(
     state: TrainState,
-    gradients: distributed.GradientSum,
+    gradients: GradientSum,
     rules: StepRules,
     window: Window,
     micro_batches: Iterable[Any],
@@ -107,7 +108,7 @@ def train_window(
 
 def add_up(
     state: TrainState,
-    gradients: distributed.GradientSum,
+    gradients: GradientSum,
     rules: StepRules,
     window: Window,
     micro_batches: Iterable[Any],
