@@ -11,6 +11,18 @@ IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")  # how the 
 UNFINISHED = ".unfinished"  # how the names of files end that are being written
 
 
+def spelt_here(name: str) -> str:
+    """The name of a file as this process's locale spells it: where that has not its letters, by escapes of its UTF-8.
+
+    Names that come from a YAML file or a checkpoint, and not from the system, need this.
+    """
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        return os.fsdecode(name.encode("utf-8", "surrogateescape"))
+    return name
+
+
 def unfinished(path: Path) -> Path:
     """Where a file is written before it takes its place."""
     return path.with_name(f".{path.name}{UNFINISHED}")

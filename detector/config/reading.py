@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from detector.config import foreign
 from detector.errors import ConfigError, did_you_mean
+from detector.files import spelt_here
 from detector.values import plain
 
 AnySettings = TypeVar("AnySettings", bound=BaseModel)
@@ -239,4 +240,4 @@ def _resolved(cls: type[BaseModel], key: str, value: Any, folder: Path) -> Any:
 
 def absolute(text: str, folder: Path) -> Path:
     """The path that a text means in a folder."""
-    return (folder / Path(text).expanduser()).resolve()
+    return (folder / Path(spelt_here(text)).expanduser()).resolve()

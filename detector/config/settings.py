@@ -14,6 +14,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from detector.config.reading import absolute, load_settings, read_yaml, validated
+from detector.files import spelt_here
 from detector.spelling import AMP, Words
 
 OPTIMIZERS = "SGD, AdamW, or auto"
@@ -41,7 +42,9 @@ Whole = Annotated[int, BeforeValidator(whole)]
 Count = Annotated[Whole, Field(ge=0)]
 AtLeastOne = Annotated[Whole, Field(ge=1)]
 Text = Annotated[str, BeforeValidator(text)]
-FilePath = Annotated[Path, BeforeValidator(text), Field(strict=False)]  # a str is as good as a Path
+FilePath = Annotated[  # a str is as good as a Path
+    Path, BeforeValidator(text), Field(strict=False), AfterValidator(lambda path: Path(spelt_here(str(path))))
+]
 STRIDE = 32  # the coarsest stride of the networks: image sides are multiples of it
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from detector.errors import ConfigError, DataError
+from detector.files import spelt_here
 
 SPLITS = ("train", "val", "test")
 
@@ -51,7 +52,7 @@ def load_description(path: str | Path) -> DataDescription:
     base = content.get("path")
     if base is not None and not isinstance(base, str):
         raise DataError(f"{path}: path is {base!r}, expected a folder, relative to this file")
-    root = (path.parent / Path(base or "").expanduser()).resolve()
+    root = (path.parent / Path(spelt_here(base or "")).expanduser()).resolve()
     splits = {}
     for split in SPLITS:
         if content.get(split) is None:
@@ -98,7 +99,7 @@ def _entries(path: Path, split: str, value: Any) -> list[str]:
 
 
 def _located(root: Path, entry: str) -> Path:
-    return root / Path(entry.strip()).expanduser()
+    return root / Path(spelt_here(entry.strip())).expanduser()
 
 
 def _names(path: Path, content: Mapping[str, Any]) -> tuple[str, ...]:
