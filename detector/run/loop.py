@@ -243,6 +243,7 @@ def record(run: Run, row: dict[str, float]) -> None:
 
 
 def out_of_patience(run: Run) -> bool:
+    """Early stopping: whether the best epoch is `patience` epochs ago."""
     patience = run.settings.patience
     return bool(patience) and run.state.epoch - run.state.best.epoch >= patience
 

@@ -1,4 +1,7 @@
-"""A step that cannot be taken as planned: what is tried, what is said, and when a run stops."""
+"""A step that cannot be taken as planned, because memory ran out or its gradient is not finite (NaN, inf).
+
+What is tried, what is said, and when a run stops.
+"""
 
 from collections.abc import Sequence
 

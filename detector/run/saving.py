@@ -1,4 +1,4 @@
-"""When a run is saved, where, and what happens when it cannot be. Only the main process writes."""
+"""Checkpoints of a run: when it is saved, where, and what happens when it cannot be. Only the main process writes."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,5 @@
-"""Which images make which optimizer step, and how a step is cut: pure functions, no torch.
+"""Which images make which optimizer step, and how it is cut into micro-batches (gradient accumulation): pure functions,
+no torch.
 
 A window is the images of one optimizer step over all devices. It is a value, planned before anything runs; nowhere
 does a counter modulo `accumulate` decide when to step. Windows never straddle an epoch, no image is dropped or

@@ -1,4 +1,4 @@
-"""Pure functions of progress: nothing to save, nothing to fall out of step.
+"""Learning-rate schedule, warmup and momentum: pure functions of progress, nothing to save or to fall out of step.
 
 Progress is counted in epochs as a real number: images seen / images of an epoch. A step is rated at the progress it
 ends at, so the first step of a warmup already moves and the last step of a run has the final rate.

@@ -20,7 +20,7 @@ class TrainState:
     ema: Ema
     optimizer: torch.optim.Optimizer
     precision: Precision
-    scaler: torch.amp.GradScaler = field(init=False)
+    scaler: torch.amp.GradScaler = field(init=False)  # loss scaling, in fp16
     step: int = 0  # applied optimizer steps
     skipped: int = 0  # steps whose gradient was not finite
     skipped_in_a_row: int = 0

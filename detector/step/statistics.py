@@ -28,7 +28,10 @@ def set_modes(network: nn.Module, freeze_norms: bool) -> None:
 
 @contextmanager
 def norms_at_rest(network: nn.Module) -> Iterator[None]:
-    """A context in which no norm layer learns statistics, but for SyncBatchNorm: the other ranks wait for its share."""
+    """A context in which no norm layer learns running statistics.
+
+    But for SyncBatchNorm, where the other ranks wait for this one's share: what runs inside enters their statistics.
+    """
     learning = [one for one in norm_layers(network) if one.training and not isinstance(one, nn.SyncBatchNorm)]
     for module in learning:
         module.eval()

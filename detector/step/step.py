@@ -80,7 +80,8 @@ def train_window(
     """Take the optimizer step of a window.
 
     `micro_batches` are this rank's, in the window's order, on the device; without `rates` the optimizer keeps its own.
-    Raises OutOfMemoryError on all ranks, with the state as it was, where memory ran out on any.
+    Gradient clipping, loss scaling and EMA come once a step. Raises OutOfMemoryError on all ranks, with the state as it
+    was, where memory ran out on any.
     """
     gains = set_rates(state.optimizer, rates)
     with undone_on_failure(state) as undo:
@@ -114,7 +115,7 @@ def add_up(
     micro_batches: Iterable[Any],
     gains: Sequence[Sequence[float]] | None,
 ) -> Tensor:
-    """Accumulate the gradients of a window's micro-batches.
+    """Accumulate the gradients of a window's micro-batches; ranks sum them, in gradient buckets, in the last alone.
 
     Returns (branches, 2 + terms) sums: images, target weights and loss terms. No rank waits for another here (but in
     SyncBatchNorm), so that one may fail and still answer afterwards.
@@ -147,7 +148,10 @@ def gained(terms: Tensor, gains: Sequence[float] | None) -> Tensor:
 
 
 def finish_gradient(state: TrainState, factors: Tensor, clip_norm: float) -> Tensor:
-    """Multiply each branch's gradients by its factor, then clip all of them together, once. Returns the norm before."""
+    """Multiply each branch's gradients by its factor, then clip all together, once, to `clip_norm`.
+
+    Returns the norm before.
+    """
     gradients = []
     for parameters, factor in zip(branches_of(state.network), factors, strict=True):
         branch = [parameter.grad for parameter in parameters if parameter.grad is not None]

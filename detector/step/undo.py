@@ -31,7 +31,7 @@ class Undo:
         self.weights: Weights | None = None
 
     def remember_weights(self) -> None:
-        """Copy what the optimizer's step and the average's update change."""
+        """Copy what the optimizer's step and the EMA's update change."""
         self.weights = Weights(self.state)
 
     def back(self) -> None:
@@ -42,7 +42,7 @@ class Undo:
 
 
 class Weights:
-    """Weights, optimizer state and averages, copied."""
+    """Weights, optimizer state and EMA, copied."""
 
     @torch.no_grad()
     def __init__(self, state: TrainState):
