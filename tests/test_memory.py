@@ -13,7 +13,7 @@ import torch
 from scenes import TINY, cut_batch, random_batch, write_dataset
 from test_distributed import WINDOWS, WORKER
 from test_step import RATES
-from test_training import run, weights
+from test_training import weights
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -292,14 +292,18 @@ def test_ranks_with_checkpoints_and_offload_take_the_same_steps_with_one_reducti
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [["bn=frozen", "device=cpu"], ["bn=batch", "device=cpu:2"]], ids=str)
-def test_a_run_with_checkpoints_and_offload_ends_with_the_weights_of_one_without(tmp_path, options, capfd):
+@pytest.mark.parametrize(("bn", "processes"), [("frozen", 1), ("batch", 2)])
+def test_a_run_with_checkpoints_and_offload_ends_with_the_weights_of_one_without(tmp_path, bn, processes):
+    def train(*words):
+        done = ranks.run(processes, "detector", "train", *words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
     data = write_dataset(tmp_path)
     common = [f"data={data}", f"model={TINY}", "imgsz=64", "nbs=8", "batch=2", "workers=0", "plots=false", "epochs=2",
-              "amp=bf16", f"project={tmp_path}", *options]  # fmt: skip
-    assert run("train", *common, "name=plain") == 0
-    assert run("train", *common, "name=saving", "checkpoint=all", "offload=true") == 0
-    assert "memory    checkpoint all, offload on" in capfd.readouterr().out
+              "amp=bf16", "device=cpu", f"bn={bn}", f"project={tmp_path}"]  # fmt: skip
+    train(*common, "name=plain")
+    assert "memory    checkpoint all, offload on" in train(*common, "name=saving", "checkpoint=all", "offload=true")
     plain, saving = weights(tmp_path / "plain"), weights(tmp_path / "saving")
     assert all(torch.equal(saving[name], plain[name]) for name in plain)
 
