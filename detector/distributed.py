@@ -5,8 +5,10 @@ import os
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -21,6 +23,7 @@ Value = TypeVar("Value")
 
 FAILED = "failed"  # a key of the launch's store: why the first process that gave up did
 POLL = 0.5  # seconds between two looks at it
+LOST = 20.0  # seconds without an answer after which the store is gone
 GRACE = 5.0  # seconds that a process has to end by itself once another gave up
 
 
@@ -89,26 +92,30 @@ def process_group(device: torch.device) -> Iterator[None]:
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo", store=dist.PrefixStore(start, store), rank=rank, world_size=size
     )
-    with watching(dist.PrefixStore(start, launch_store())):
+    with watching(f"{start}/{FAILED}"):
         yield
     dist.destroy_process_group()  # not after an error: it may wait for those that do not come
 
 
 @contextmanager
-def watching(store: dist.Store) -> Iterator[None]:
+def watching(key: str) -> Iterator[None]:
     """A context whose error is told to the other processes, and which ends this one where another gave up.
 
-    A thread looks at the store: the program may hang in a collective, where nothing else reaches it.
+    A thread looks for the key in the launch's store: the program may hang in a collective, where nothing else reaches
+    it. A store that cannot be reached for a moment harms nobody; after `LOST` seconds the process that held it is gone.
     """
-    done = threading.Event()
+    done, store = threading.Event(), launch_store()
 
     def watch() -> None:
-        try:
-            while not done.wait(POLL):
-                if store.check([FAILED]):
+        look, seen = store, time.monotonic()
+        while not done.wait(POLL) and time.monotonic() - seen < LOST:
+            try:
+                if look.check([key]):
                     break
-        except RuntimeError:  # the store is gone, and with it the process that held it
-            pass
+                seen = time.monotonic()
+            except RuntimeError:
+                with suppress(RuntimeError):
+                    look = launch_store()
         if not done.wait(GRACE):
             print(f"process {rank()}: ends because another process did", file=sys.stderr, flush=True)
             os._exit(2)
@@ -118,7 +125,7 @@ def watching(store: dist.Store) -> Iterator[None]:
         yield
     except BaseException:
         with suppress(RuntimeError):
-            store.set(FAILED, "yes")
+            store.set(key, "yes")
         raise
     finally:
         done.set()
@@ -127,7 +134,7 @@ def watching(store: dist.Store) -> Iterator[None]:
 def launch_store() -> dist.Store:
     """The store of torchrun's launch, through a connection of its own; it outlives restarts of the processes."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return dist.TCPStore(address, port, is_master=False, wait_for_workers=False)
+    return dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=10))
 
 
 def remember(key: str, value: str) -> None:
