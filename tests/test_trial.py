@@ -23,7 +23,7 @@ from detector import commands, distributed
 from detector.commands.train import start
 from detector.config.settings import Settings, load_settings
 from detector.data.batch import Sample
-from detector.errors import ConfigError
+from detector.errors import ConfigError, DataError
 from detector.evaluation.evaluate import detect
 from detector.fitting import rehearsal, trial
 from detector.fitting.crowd import heaviest
@@ -112,6 +112,19 @@ def test_images_that_are_not_judged_take_their_memory_all_the_same(monkeypatch, 
     tracemalloc.stop()
     assert judged == [4, 1]
     assert there[1] - there[0] == pytest.approx(3 * 300 * rehearsal.JUDGING, rel=0.1)
+
+
+def test_damaged_validation_images_are_no_reason_for_a_trial_to_fail(monkeypatch, tmp_path):
+    data = write_dataset(tmp_path / "data")
+    image = tmp_path / "data" / "images" / "val" / "000.png"
+    image.write_bytes(image.read_bytes()[: image.stat().st_size // 2])
+    monkeypatch.setattr(rehearsal, "find", lambda *arguments: None)
+    job = some_job(data)
+    rehearsal.draw(job, rehearsal.validate(job, None, None, CPU), tmp_path)
+    assert (tmp_path / "validation.jpg").exists()
+    strict = some_job(data, "bad_images=error")
+    with pytest.raises(DataError, match=r"000\.png"):
+        rehearsal.draw(strict, rehearsal.validate(strict, None, None, CPU), tmp_path)
 
 
 @LINUX

@@ -50,7 +50,7 @@ AT_REST = {"weights": 0.0, "norms": 0.0, "biases": 0.0}  # all the work, and wei
 MICRO_BATCHES = 4  # of a trial's window: gradients are there while all but the first run
 SECONDS, LEAST, MOST = 1.0, 2, 5  # steps are timed for a second, but two at least and five at most
 TRIES = 20  # fp16 finds its loss scale, and only then there are averages and momentum
-LOADED = 8  # images that are augmented where a run does so in its own process
+LOADED = 8  # images that are augmented where a run does so in its own process, and that are drawn
 JUDGED = 64  # validation images whose metrics are really computed
 FOUND = 300  # detections in each of them: as many as an evaluation keeps
 JUDGING = 1200  # bytes that the metrics take for a detection
@@ -104,7 +104,9 @@ def rehearse(job: Job, device: torch.device) -> float:
             plot_history([row, {**row, "epoch": 2.0}], folder / "curves.png")
         while len(seconds) < LEAST or (len(seconds) < MOST and sum(seconds) < SECONDS):
             seconds.append(timed(step))
-        finish(job, state, save(state), evaluation, device, folder)
+        measure_best(job, state, save(state), device)
+        if evaluation and job.settings.plots:
+            draw(job, evaluation, folder)
     return job.settings.batch * micro_batches(job) / min(seconds)  # the fastest: what the machine disturbed least
 
 
@@ -162,16 +164,19 @@ def save(state: TrainState) -> io.BytesIO:
     return buffer
 
 
-def finish(
-    job: Job, state: TrainState, best: io.BytesIO, evaluation: Evaluation | None, device: torch.device, folder: Path
-) -> None:
-    """Measure a second network, as a run ends, and draw what was found."""
+def measure_best(job: Job, state: TrainState, best: io.BytesIO, device: torch.device) -> None:
+    """Detect with a second network, as a run does at its end."""
     network = copy.deepcopy(state.ema.network)
     network.load_state_dict(torch.load(best, map_location="cpu", weights_only=True)["ema"])
     find(job, state, network, device)
-    if evaluation and job.settings.plots:
-        judged = ValidationSet(job.judged, job.settings.imgsz)
-        draw_evaluation(evaluation, judged, job.validation.names, folder)
+
+
+def draw(job: Job, evaluation: Evaluation, folder: Path) -> None:
+    """Draw an evaluation, with the first validation images, those that are damaged left out."""
+    first = part(job.validation, range(min(len(job.validation), LOADED)))
+    images = ValidationSet(first, job.settings.imgsz, bad_images=job.settings.bad_images)
+    damaged = tuple(i for i in range(len(images)) if images[i] is None)
+    draw_evaluation(replace(evaluation, missing=damaged), images, first.names, folder)
 
 
 def validate(job: Job, state: TrainState, network: Network, device: torch.device) -> Evaluation | None:
