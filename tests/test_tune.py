@@ -11,8 +11,8 @@ from detector.cli import parse
 from detector.commands.tune import write
 from detector.config.settings import Settings, TuneSettings, load_settings
 from detector.errors import ConfigError
-from detector.fitting.fit import budget, tried
-from detector.fitting.search import Trial, cuts, parse_memory, recommend, search, table
+from detector.fitting.fit import budget, to_come, tried
+from detector.fitting.search import Trial, cuts, parse_memory, recommend, rounds, search, table
 from detector.step.plan import Cut
 
 MIB = 2**20
@@ -44,6 +44,18 @@ def test_micro_batches_double_up_to_the_window(overrides, devices, images, batch
     assert [cut.batch for cut in cuts(settings(*overrides), devices, images)] == batches
 
 
+def test_trials_begin_with_what_norms_should_see():
+    planned = cuts(settings(), 2, 1000)
+
+    def batches(norm, least):
+        return [[cut.batch for cut in part] for part in rounds(planned, norm, least)]
+
+    assert batches("batch", 8) == [[8, 16, 32], [1, 2, 4]]
+    assert batches("sync", 8) == [[4, 8, 16, 32], [1, 2]]  # 4 images on each of two devices
+    assert batches("batch", 1) == [[1, 2, 4, 8, 16, 32], []]
+    assert batches("batch", 64) == [[32], [1, 2, 4, 8, 16]]  # none has as many
+
+
 @pytest.mark.parametrize("limit", range(12, 66))
 def test_the_search_stops_after_the_first_that_does_not_fit_and_tries_the_middle(limit):
     """Whatever fits, nothing is recommended that was not tried, and no doubling goes beyond the first that is over."""
@@ -68,19 +80,24 @@ def test_the_search_stops_after_the_first_that_does_not_fit_and_tries_the_middle
 @pytest.mark.parametrize(
     ("most", "expected"),
     [
-        ({"plain": 64}, "plain 1 2 4 8 16 32 64"),  # all fit: no other mode is better
-        ({"plain": 12, "stages": 16, "all": 64}, "plain 1 2 4 8 12 16 stages 16 24 32 all 32 64"),
-        ({"plain": 8, "stages": 12, "all": 12}, "plain 1 2 4 8 12 16 stages 12 16 all 14 16"),
-        ({"plain": 0, "stages": 0, "all": 2}, "plain 1 stages 1 all 1 2 3 4"),
+        ({"plain": 64}, "plain 8 16 32 64"),  # all fit: no other mode is better
+        ({"plain": 12, "stages": 16, "all": 64}, "plain 8 12 16 stages 16 24 32 all 32 64"),
+        ({"plain": 8, "stages": 12, "all": 12}, "plain 8 12 16 stages 12 16 all 14 16"),
+        ({"plain": 4, "stages": 8}, "plain 8 stages 8 12 16"),  # no smaller one: BatchNorm has its 8
+        ({"plain": 6, "stages": 7}, "plain 1 2 4 6 8 stages 8"),
+        ({"plain": 2, "stages": 5}, "plain 1 2 3 4 8 stages 4 6 8"),
+        ({"plain": 0, "stages": 0, "all": 2}, "plain 1 8 stages 1 8 all 1 2 3 4 8"),
+        ({"plain": 0, "stages": 0}, "plain 1 8 stages 1 8"),
     ],
 )
-def test_a_mode_is_tried_only_where_no_plainer_one_fits(most, expected):
+def test_no_trial_is_made_that_could_not_be_recommended(most, expected):
+    """Nothing below what BatchNorm should see where that fits, and no mode where a plainer one fits as many."""
     chosen = settings()
 
     def measure(mode, cut):
         return made(mode, cut.batch, cut.batch, 1.0, cut.batch <= most[mode])
 
-    found = tried(measure, chosen, [*most], cuts(chosen, 1, 1000), lambda text: None)
+    found = tried(measure, chosen, [*most], cuts(chosen, 1, 1000), 8, lambda text: None)
     words = [f"{mode} {' '.join(str(one.batch) for one in found if one.mode == mode)}".strip() for mode in most]
     assert " ".join(words) == expected
 
@@ -91,7 +108,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("stream", [Terminal, io.StringIO])
-def test_trials_are_told_as_they_come_with_a_bar_on_a_terminal_alone(monkeypatch, stream):
+def test_trials_are_told_as_they_come_and_what_is_tried_on_a_terminal_alone(monkeypatch, stream):
     monkeypatch.setattr(sys, "stderr", shown := stream())
     said = []
     tried(
@@ -99,13 +116,24 @@ def test_trials_are_told_as_they_come_with_a_bar_on_a_terminal_alone(monkeypatch
         settings("nbs=4"),
         ["plain"],
         [Cut(1, 4), Cut(2, 2)],
+        1,
         said.append,
     )
     assert [text.split(",")[0] for text in said] == ["tried     batch 1", said[1], "tried     batch 2"]
     assert (
-        said[1] == "time      about 0:06 for the other trials"
+        said[1] == "time      up to 0:06 for the trials that are left"
     )  # 3 steps of 4 micro-batches, 1 image each more, at 2/s
-    assert ("trials" in shown.getvalue()) == (stream is Terminal)
+    assert ("trying    batch 2, plain (1 done" in shown.getvalue()) == (stream is Terminal)
+
+
+def test_the_time_that_is_left_follows_from_the_first_trial():
+    enough, small = [Cut(8, 8), Cut(16, 4)], [Cut(1, 64), Cut(2, 32), Cut(4, 16)]
+    first = made("plain", 8, 900, 10.0)
+    larger = 20 + 3 * 4 * 8 / 10  # three windows of four micro-batches of eight images more
+    assert to_come(first, enough, small, 3, 20) == pytest.approx(3 * larger)  # in each of three modes
+    assert to_come(first, enough[:1], small, 3, 20) == 0  # nothing larger: it is done
+    assert to_come(first._replace(fits=False), enough, small, 3, 20) == 5 * 20  # in two more modes, and the smaller
+    assert to_come(first._replace(fits=False, rate=None), enough, small, 3, 20) == 5 * 20
 
 
 # --- what is recommended

@@ -29,9 +29,9 @@ def run(options: argparse.Namespace) -> int:
         print(note)
     settings, memory = given.of_run(), None if given.memory is None else parse_memory(given.memory)
     if options.estimate:
-        found, limit = estimated(settings, memory)
+        found, limit = estimated(settings, memory, options.min_bn_batch)
     else:
-        found, limit = measured(settings, memory)
+        found, limit = measured(settings, memory, options.min_bn_batch)
     chosen = recommend(found, settings.norm, options.min_bn_batch)
     print(table(found, settings.norm, chosen))
     if chosen is None:
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def measured(settings: Settings, memory: int | None) -> tuple[list[Trial], int]:
+def measured(settings: Settings, memory: int | None, least: int) -> tuple[list[Trial], int]:
     """The trials that ran on the device, and the bytes that they were to fit."""
     devices = choose_devices(settings.device)
     here = bench(settings, devices[0], len(devices), memory, say_now)
@@ -55,14 +55,14 @@ def measured(settings: Settings, memory: int | None) -> tuple[list[Trial], int]:
     )
     if setup := allocator(devices[0]):
         print(f"allocator {setup}")
-    return tried(here.measure, settings, here.modes(), here.planned(), say_now), here.memory
+    return tried(here.measure, settings, here.modes(), here.planned(), least, say_now), here.memory
 
 
-def estimated(settings: Settings, memory: int | None) -> tuple[list[Trial], int]:
+def estimated(settings: Settings, memory: int | None, least: int) -> tuple[list[Trial], int]:
     """The ways that were counted, and the bytes that they were to fit."""
     here = estimate_bench(settings, memory, say_now)
     print("\n".join(here.lines()))
-    return tried(here.measure, settings, here.modes(), here.planned(), lambda text: None), here.memory
+    return tried(here.measure, settings, here.modes(), here.planned(), least, lambda text: None), here.memory
 
 
 def advice(chosen: Trial, settings: Settings, least: int) -> list[str]:

@@ -16,7 +16,7 @@ from detector.errors import ConfigError
 from detector.fitting import trial
 from detector.fitting.crowd import heaviest
 from detector.fitting.rehearsal import LEAST, MICRO_BATCHES, Job
-from detector.fitting.search import MODES, SPARE, Trial, cuts, mode_of, modes_on, recommend, search, size
+from detector.fitting.search import MODES, SPARE, Trial, cuts, mode_of, modes_on, recommend, rounds, search, size
 from detector.reporting.progress import clock
 from detector.run.build import indices, training_set
 from detector.run.run import Say
@@ -82,32 +82,38 @@ def budget(device: torch.device, devices: int, memory: int | None) -> int:
     return free if memory is None else min(free, memory - CUDA_CONTEXT)
 
 
-def tried(measure: Measure, settings: Settings, modes: Sequence[str], planned: list[Cut], say: Say) -> list[Trial]:
-    """The trials of each mode, told as they come; on a terminal with a bar below.
+def tried(
+    measure: Measure, settings: Settings, modes: Sequence[str], planned: Sequence[Cut], least: int, say: Say
+) -> list[Trial]:
+    """The trials, told as they come, on a terminal with what is being tried below; by modes and micro-batches.
 
-    A mode is tried with the micro-batches that fit no plainer one: where both fit, it is never the faster.
+    The first are those that give BatchNorm `least` images; smaller ones are tried only where none of these fits in any
+    mode. A mode is tried with the micro-batches that fit no plainer one: where both fit, it is never the faster.
     """
     found: list[Trial] = []
-    with tqdm(total=len(planned) + len(modes) - 1, desc="trials", disable=None, leave=False) as bar:
+    enough, small = rounds(planned, settings.norm, least)
+    with tqdm(bar_format="{desc} ({n_fmt} done in {elapsed})", disable=None, leave=False) as bar:
 
         def told(mode: str, cut: Cut) -> Trial:
+            bar.set_description_str(f"trying    batch {cut.batch}, {mode}")
             start = time.perf_counter()
             found.append(measure(mode, cut))
             seconds = time.perf_counter() - start
-            bar.total = max(bar.total, len(found))
             bar.update()
             with bar.external_write_mode():
                 say(line(found[-1]))
-                if len(found) == 1 and (more := to_come(found[0], planned, len(modes), seconds)):
-                    say(f"time      about {clock(more)} for the other trials")
+                if len(found) == 1 and (more := to_come(found[0], enough, small, len(modes), seconds)):
+                    say(f"time      up to {clock(more)} for the trials that are left")
             return found[-1]
 
-        ordered: list[Trial] = []
-        for mode in modes:
-            fitted = max((one.cut for one in found if one.fits), key=lambda cut: cut.batch, default=None)
-            left = [cut for cut in planned if fitted is None or cut.batch > fitted.batch]
-            ordered += search(settings, left, lambda cut, mode=mode: told(mode, cut), fitted)
-    return ordered
+        for planned_now, over in ((enough, None), (small, enough[0])):
+            if any(one.fits for one in found):
+                break
+            for mode in modes:
+                fitted = max((one.cut for one in found if one.fits), key=lambda cut: cut.batch, default=None)
+                left = [cut for cut in planned_now if fitted is None or cut.batch > fitted.batch]
+                search(settings, left, lambda cut, mode=mode: told(mode, cut), fitted, over)
+    return sorted(found, key=lambda one: (modes.index(one.mode), one.batch))
 
 
 def line(one: Trial) -> str:
@@ -117,17 +123,20 @@ def line(one: Trial) -> str:
     return f"tried     batch {one.batch}, {one.mode}: {peak}{rate}{'' if one.fits else '; does not fit'}"
 
 
-def to_come(first: Trial, planned: Sequence[Cut], modes: int, seconds: float) -> float:
-    """Seconds of the trials after the first, which took `seconds`: each of the others once, the last in each mode.
+def to_come(first: Trial, enough: Sequence[Cut], small: Sequence[Cut], modes: int, seconds: float) -> float:
+    """Seconds of the trials after the first, which took `seconds`.
 
-    Not more than a guess, as none knows what will fit.
+    Where it fits: each of the larger micro-batches once, and the largest in each mode. Where it does not: itself in the
+    other modes, and the smaller ones once. A guess, as nobody knows what will fit.
     """
 
     def of(cut: Cut) -> float:
-        images = (1 + LEAST) * MICRO_BATCHES * (cut.batch - first.batch)
+        images = (1 + LEAST) * MICRO_BATCHES * max(cut.batch - first.batch, 0)
         return seconds + (images / first.rate if first.rate else 0.0)
 
-    return sum(map(of, planned[1:])) + (modes - 1) * of(planned[-1])
+    if first.fits:
+        return sum(map(of, enough[1:])) + (modes - 1 if len(enough) > 1 else 0) * of(enough[-1])
+    return (modes - 1) * seconds + sum(map(of, small))
 
 
 def choose_batch(settings: Settings, device: torch.device, devices: int, say: Say) -> Settings:
@@ -137,7 +146,7 @@ def choose_batch(settings: Settings, device: torch.device, devices: int, say: Sa
     """
     here = bench(settings, device, devices, None, say)
     mode = mode_of(settings)
-    found = tried(here.measure, settings, [mode], here.planned(), say)
+    found = tried(here.measure, settings, [mode], here.planned(), LEAST_NORM_BATCH, say)
     chosen = recommend(found, settings.norm, LEAST_NORM_BATCH)
     if chosen is None:
         raise ConfigError(

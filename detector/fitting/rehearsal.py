@@ -1,18 +1,22 @@
 """A run in miniature: all that takes memory in a run, once, and how fast its steps are.
 
-What comes once an epoch or once a run (checkpoints, the evaluation, its metrics and its pictures) stands between the
-first step and those that are timed: the libraries that it loads, and what is left of it, are there at a step's peak.
+What comes once an epoch or once a run (checkpoints, the evaluation, its metrics and its pictures) stands between steps:
+the libraries that it loads, and what is left of it, are there at a step's peak. And steps stand before the last
+checkpoint, which with all that they leave behind is the peak of many a small run.
 """
 
 import copy
 import hashlib
 import io
+import math
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from detector import checkpoint_file
@@ -22,7 +26,9 @@ from detector.data.dataset import ValidationSet
 from detector.data.image import Letterbox
 from detector.data.index import Index
 from detector.data.loader import worker_count
+from detector.evaluation.coco import GroundTruth
 from detector.evaluation.evaluate import Evaluation, detect, ground_truth_of, judge
+from detector.fitting.crowd import part
 from detector.model.network import Network
 from detector.model.selection import Detections
 from detector.precision import choose_precision
@@ -44,7 +50,10 @@ AT_REST = {"weights": 0.0, "norms": 0.0, "biases": 0.0}  # all the work, and wei
 MICRO_BATCHES = 4  # of a trial's window: gradients are there while all but the first run
 SECONDS, LEAST, MOST = 1.0, 2, 5  # steps are timed for a second, but two at least and five at most
 TRIES = 20  # fp16 finds its loss scale, and only then there are averages and momentum
-LOADED = 8  # images that are augmented where a run does so in its own process
+LOADED = 8  # images that are augmented where a run does so in its own process, and that are drawn
+JUDGED = 64  # validation images whose metrics are really computed
+FOUND = 300  # detections in each of them: as many as an evaluation keeps
+JUDGING = 1400  # bytes that the metrics take for a detection: 1,300 of 60,000, measured
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,16 @@ class Job:
     sample: Sample  # the image of which all micro-batches consist
     kept: int = 0  # bytes of images that the run's own process keeps, which a trial does not load
 
+    @cached_property
+    def truth(self) -> GroundTruth:
+        """The true boxes of all validation images, kept once they are made, as a run keeps them."""
+        return ground_truth_of(self.validation)
+
+    @property
+    def judged(self) -> Index:
+        """The first validation images."""
+        return part(self.validation, range(min(len(self.validation), JUDGED)))
+
     def batch(self) -> Batch:
         """A micro-batch; all its images are equally crowded."""
         return collate([self.sample] * self.settings.batch)
@@ -67,23 +86,35 @@ class Job:
 
 
 def rehearse(job: Job, device: torch.device) -> float:
-    """Do once what a run does; images a second of its steps."""
-    settings = job.settings
+    """Do what a run of two epochs does, in its order; images a second of its steps."""
     held = [job.batch() for _ in range(job.accumulate)]  # a run holds the images of its whole window
     state, step = prepared(job, device)
-    with tempfile.TemporaryDirectory() as folder:
-        load_and_draw(job, held[0], Path(folder))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        save(state)
+        load_and_draw(job, held[0], folder)
         for _ in range(TRIES):
             if step():
                 break
-        best = save(state)
-        finish(job, state, best, device, Path(folder))
-    seconds: list[float] = []
-    while len(seconds) < LEAST or (len(seconds) < MOST and sum(seconds) < SECONDS):
-        start = time.perf_counter()
-        step()  # its report is on the host: the device is done
-        seconds.append(time.perf_counter() - start)
-    return settings.batch * micro_batches(job) / min(seconds)  # the fastest: what the machine disturbed least
+        seconds = [timed(step)]
+        evaluation = validate(job, state, state.ema.network, device)
+        save(state)
+        if evaluation and job.settings.plots:
+            row = {"epoch": 1.0, "box": 1.0, "cls": 1.0, "dfl": 1.0, "lr": 1.0, **evaluation.row()}
+            plot_history([row, {**row, "epoch": 2.0}], folder / "curves.png")
+        while len(seconds) < LEAST or (len(seconds) < MOST and sum(seconds) < SECONDS):
+            seconds.append(timed(step))
+        measure_best(job, state, save(state), device)
+        if evaluation and job.settings.plots:
+            draw(job, evaluation, folder)
+    return job.settings.batch * micro_batches(job) / min(seconds)  # the fastest: what the machine disturbed least
+
+
+def timed(step: Callable[[], bool]) -> float:
+    """Seconds of a step, whose report is on the host: the device is done."""
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
 
 
 def micro_batches(job: Job) -> int:
@@ -133,23 +164,41 @@ def save(state: TrainState) -> io.BytesIO:
     return buffer
 
 
-def finish(job: Job, state: TrainState, best: io.BytesIO, device: torch.device, folder: Path) -> None:
-    """Measure a second network, as a run ends, and draw what it found."""
-    settings = job.settings
+def measure_best(job: Job, state: TrainState, best: io.BytesIO, device: torch.device) -> None:
+    """Detect with a second network, as a run does at its end."""
     network = copy.deepcopy(state.ema.network)
     network.load_state_dict(torch.load(best, map_location="cpu", weights_only=True)["ema"])
-    found = detections(job, state, network, device)
-    if device.type != "cpu":  # what follows takes none of the device's memory
-        return
-    evaluation = evaluate(job, found)
-    if settings.plots:
-        row = {"epoch": 1.0, "box": 1.0, "cls": 1.0, "dfl": 1.0, "lr": 1.0, **evaluation.row()}
-        plot_history([row, {**row, "epoch": 2.0}], folder / "curves.png")
-        draw_evaluation(evaluation, ValidationSet(job.validation, settings.imgsz), job.validation.names, folder)
+    find(job, state, network, device)
 
 
-def detections(job: Job, state: TrainState, network: Network, device: torch.device) -> list[Detections]:
-    """What is found in one batch of the largest validation shape."""
+def draw(job: Job, evaluation: Evaluation, folder: Path) -> None:
+    """Draw an evaluation, with the first validation images, those that are damaged left out."""
+    first = part(job.validation, range(min(len(job.validation), LOADED)))
+    images = ValidationSet(first, job.settings.imgsz, bad_images=job.settings.bad_images)
+    damaged = tuple(i for i in range(len(images)) if images[i] is None)
+    draw_evaluation(replace(evaluation, missing=damaged), images, first.names, folder)
+
+
+def validate(job: Job, state: TrainState, network: Network, device: torch.device) -> Evaluation | None:
+    """What a network's evaluation takes; None where the host's memory is not asked for.
+
+    As many are found in each image as an evaluation keeps. Of a large set the first images are judged, and what the
+    metrics of the others would take is taken beside it: to judge thousands takes long.
+    """
+    find(job, state, network, device)
+    if device.type != "cpu":
+        return None
+    job.truth.coco  # noqa: B018  made once and kept, too
+    index = job.judged
+    others = np.ones((len(job.validation) - len(index)) * FOUND * JUDGING, dtype=np.uint8)  # zeros take nothing yet
+    found = [crowd(*index.size(i), len(index.names)) for i in range(len(index))]
+    evaluation = judge(ground_truth_of(index), found, index.names)
+    del others
+    return evaluation
+
+
+def find(job: Job, state: TrainState, network: Network, device: torch.device) -> None:
+    """Detect in one batch of the largest validation shape."""
     shapes = ValidationSet(job.validation, job.settings.imgsz)
     height, width = max((shapes.shape(i) for i in range(len(shapes))), key=lambda shape: shape[0] * shape[1])
     one = torch.from_numpy(job.sample.image)[:height, :width]
@@ -157,10 +206,14 @@ def detections(job: Job, state: TrainState, network: Network, device: torch.devi
     letterboxes = [Letterbox(height, width, 1.0, 1.0, 0, 0)] * batch
     images = one.expand(batch, *one.shape).contiguous()
     batches = [(images, letterboxes, list(range(batch)))]
-    return [one for _, one in detect(network, batches, device=device, autocast=state.precision.autocast)]
+    list(detect(network, batches, device=device, autocast=state.precision.autocast))
 
 
-def evaluate(job: Job, found: list[Detections]) -> Evaluation:
-    """The metrics of the whole validation set, in each of whose images the same was found."""
-    everywhere = [Detections(*(field.clone() for field in found[i % len(found)])) for i in range(len(job.validation))]
-    return judge(ground_truth_of(job.validation), everywhere, job.validation.names)
+def crowd(height: int, width: int, classes: int) -> Detections:
+    """FOUND detections, side by side in an image of that many pixels, and of all classes in turn."""
+    columns = math.ceil(math.sqrt(FOUND))
+    place = torch.arange(FOUND)
+    corner = torch.stack((place % columns, place // columns), dim=1)
+    side = torch.tensor((width, height)) / columns
+    boxes_xyxy = torch.cat((corner * side, (corner + 1) * side), dim=1)
+    return Detections(boxes_xyxy, torch.linspace(0.9, 0.01, FOUND), place % classes)

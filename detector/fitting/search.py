@@ -44,9 +44,7 @@ class Trial(NamedTuple):
 
     def sees(self, norm: str) -> int | None:
         """Images that BatchNorm averages over; None: it uses running statistics."""
-        if norm == "frozen":
-            return None
-        return self.batch * (self.cut.devices if norm == "sync" else 1)
+        return None if norm == "frozen" else seen(self.cut, norm)
 
     def settings(self) -> dict[str, int | str | bool]:
         """The lines of a config file."""
@@ -87,24 +85,43 @@ def near(cut: Cut, settings: Settings) -> bool:
     return abs(cut.window - nominal) <= STRAY * nominal
 
 
+def seen(cut: Cut, norm: str) -> int:
+    """Images that a BatchNorm of this kind averages over."""
+    return cut.batch * (cut.devices if norm == "sync" else 1)
+
+
+def rounds(planned: Sequence[Cut], norm: str, least: int) -> list[list[Cut]]:
+    """The cuts that give BatchNorm `least` images, or the largest of all, and then those that are too small for it.
+
+    The second are of use only where none of the first fits.
+    """
+    enough = [cut for cut in planned if seen(cut, norm) >= least] or [*planned[-1:]]
+    return [enough, [cut for cut in planned if cut not in enough]]
+
+
 def search(
-    settings: Settings, planned: Sequence[Cut], measure: Callable[[Cut], Trial], fitted: Cut | None = None
+    settings: Settings,
+    planned: Sequence[Cut],
+    measure: Callable[[Cut], Trial],
+    fitted: Cut | None = None,
+    over: Cut | None = None,
 ) -> list[Trial]:
     """Try the cuts in turn until one does not fit; then the middle between it and the last that does.
 
-    `fitted`: a smaller cut that need not be tried.
+    `fitted`: a smaller cut that need not be tried; `over`: a larger one, which is known not to fit.
     """
     found: list[Trial] = []
     for cut in planned:
         found.append(measure(cut))
         if not found[-1].fits:
             break
-    low = found[-2].cut if len(found) > 1 else fitted
-    if low is not None and found and not found[-1].fits:
-        middle = cut_of(settings, (low.batch + found[-1].batch) // 2, low.devices)
+    low = max((one.cut for one in found if one.fits), key=lambda cut: cut.batch, default=fitted)
+    high = next((one.cut for one in found if not one.fits), over if found else None)
+    if low is not None and high is not None:
+        middle = cut_of(settings, (low.batch + high.batch) // 2, low.devices)
         if middle.batch > low.batch and near(middle, settings):
-            found.insert(-1, measure(middle))
-    return found
+            found.append(measure(middle))
+    return sorted(found, key=lambda one: one.batch)
 
 
 def recommend(trials: Sequence[Trial], norm: str, least_norm_batch: int) -> Trial | None:
