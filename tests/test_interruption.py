@@ -2,13 +2,12 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
+import ranks
 import torch
 import yaml
 from scenes import TINY, write_dataset
@@ -34,9 +33,7 @@ def whole(tmp_path_factory, common):
 
 
 def start(folder, common, *overrides):
-    command = [sys.executable, "-m", "detector", "train", *common, f"project={folder}", "name=run", *overrides]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, text=True, start_new_session=True, **pipes)
+    return ranks.start("detector", "train", *common, f"project={folder}", "name=run", *overrides)
 
 
 def wait_for(path, process):

@@ -18,6 +18,8 @@ import time
 import traceback
 from typing import Any
 
+import torchvision.ops  # which the first validation imports
+
 import detector.commands.train
 from detector.cli import main
 from faults.points import arm
@@ -67,5 +69,5 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
-    assert detector.commands.train  # imported for the children
+    assert detector.commands.train, torchvision.ops  # imported for the children
     serve()
