@@ -89,8 +89,9 @@ class start:  # noqa: N801 - stands in for subprocess.Popen, and starts somethin
         if self.poll() is None:
             self.kill()
             raise AssertionError("the process did not end")
-        with self.printed as printed:
-            return tuple(printed.texts())
+        said = tuple(self.printed.texts())
+        self.printed.folder.cleanup()
+        return said
 
 
 # --- in the parent
