@@ -106,6 +106,19 @@ def test_a_best_that_is_gone_gives_way_to_the_best_that_is_there(tmp_path, commo
 
 
 @pytest.mark.slow
+def test_a_best_of_the_future_and_a_damaged_checkpoint(tmp_path, common):
+    """The last checkpoint is damaged, and best.pt is of its epoch: the one before stands in for both."""
+    assert run("train", *common, f"project={tmp_path}", "name=run", "epochs=2", "save_period=-1") == 0
+    weights = tmp_path / "run" / "weights"
+    first = checkpoint_file.read(weights / "last.prev.pt")
+    assert (first["epoch"], first["best"]["epoch"], first["done"]) == (1, 1, 0)
+    assert checkpoint_file.read(weights / "best.pt")["epoch"] == 2
+    (weights / "last.pt").write_bytes((weights / "last.pt").read_bytes()[:-1000])
+    assert run("train", f"resume={tmp_path / 'run'}", "epochs=1") == 0
+    assert same(ema_of(weights / "best.pt"), first["ema"])
+
+
+@pytest.mark.slow
 def test_validation_that_is_switched_on_later_decides(tmp_path, common):
     """Epochs without a validation never stand in the way of one that has a value."""
     assert run("train", *common, f"project={tmp_path}", "name=run", "epochs=3") == 0

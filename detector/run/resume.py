@@ -145,8 +145,9 @@ def rewind_best(run: Run, resume: Resume) -> None:
     best = Best()
     for epoch in sorted(there) if state.best.epoch not in there else [state.best.epoch]:
         best.take(epoch, fitness_of(state.history[epoch - 1], run.settings.metric, run.terms))
-    if best.epoch and there[best.epoch] != run.best:
-        saving.save_best(run, checkpoint_file.read(there[best.epoch]))
+    if best.epoch and (source := there[best.epoch]) != run.best:
+        # What was resumed is in memory, and its file may be a damaged one that another stood in for.
+        saving.save_best(run, resume.saved if source == resume.path else checkpoint_file.read(source))
         run.say(f"best      {run.best} is that of epoch {best.epoch} again")
     if best.epoch != state.best.epoch:
         run.say(f"warning: the weights of epoch {state.best.epoch}, the best until here, are not in {weights} any more")
