@@ -19,7 +19,7 @@ from detector.step.step import StepRules, Sums, train_window
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "accumulation.md"
 (EXAMPLE,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), flags=re.S)
-IMAGES = 6
+IMAGES = 4
 
 
 def retinanet():
@@ -46,14 +46,14 @@ def collate(scenes):
 
 
 def test_the_documented_example_takes_the_steps_of_one_large_batch():
-    """A torchvision detector on images with 0 to 5 boxes: its weights after SGD on whole batches, from autograd."""
+    """A torchvision detector on images with 0 to 3 boxes: its weights after SGD on whole batches, from autograd."""
     dataset = [scene(number) for number in range(IMAGES)]
     network = retinanet()
     fresh = copy.deepcopy(network)
     options = {"lr": 1e-4, "momentum": 0.9}
     optimizer = torch.optim.SGD(network.parameters(), **options)
     names = {"network": network, "optimizer": optimizer, "epochs": 2, "dataset": dataset, "collate": collate}
-    exec(EXAMPLE.replace("Cut(batch=4, accumulate=16)", "Cut(batch=2, accumulate=3)"), names)
+    exec(EXAMPLE.replace("Cut(batch=4, accumulate=16)", "Cut(batch=1, accumulate=4)"), names)
     assert names["state"].step == 2
 
     plain = torch.optim.SGD(fresh.parameters(), **options)

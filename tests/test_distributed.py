@@ -79,7 +79,7 @@ def single(tmp_path_factory, common):
     return folder / "run"
 
 
-@pytest.mark.parametrize(("processes", "batch"), [(2, 4), (2, 1), (4, 2), (3, 1)])
+@pytest.mark.parametrize(("processes", "batch"), [(2, 4), (2, 1), pytest.param(4, 2, marks=pytest.mark.long), (3, 1)])
 def test_a_run_on_several_devices_ends_with_the_weights_of_one(tmp_path, common, single, processes, batch):
     options = [*common, f"batch={batch}", f"project={tmp_path}", "name=run"]
     if (processes, batch) == (2, 4):  # as a user starts it

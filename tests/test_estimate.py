@@ -116,11 +116,12 @@ def test_an_estimate_needs_no_device_but_its_memory(data, capsys):
 
 @LINUX
 @pytest.mark.slow
+@pytest.mark.long
 def test_an_estimate_for_the_cpu_is_near_its_measurement(data, monkeypatch):
     """Without what the program takes: what a larger micro-batch takes more, by trial and by count."""
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")  # what is freed, to the system at once: fragments cannot be counted
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
-    chosen = tiny(data, "val_batch=16")  # a trial validates, too, which an estimate does not count
+    chosen = tiny(data, "val_batch=16", "plots=false")  # a trial validates, too, which an estimate does not count
     here, there = bench(chosen, torch.device("cpu"), 1, 2**34, silent), estimate_bench(chosen, 2**34, silent)
     measured, counted = (
         one.measure("plain", cut_of(chosen, 256, 1)).peak - one.measure("plain", cut_of(chosen, 64, 1)).peak

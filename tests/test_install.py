@@ -85,7 +85,9 @@ def test_the_wheel_holds_every_module_and_every_model_and_nothing_else(source, a
         assert packaged(name.partition("/")[2] for name in sdist.getnames()) >= packaged(held)
 
 
-@pytest.mark.parametrize(("kind", "how"), [("wheel", []), ("sdist", ["--estimate"])])  # trials: six more processes
+@pytest.mark.parametrize(
+    ("kind", "how"), [("wheel", []), pytest.param("sdist", ["--estimate"], marks=pytest.mark.long)]
+)  # trials: six more processes
 def test_an_installed_package_trains_tunes_measures_and_predicts(tmp_path, archives, kind, how):
     target, elsewhere = tmp_path / "target", tmp_path / "elsewhere"
     subprocess.run([*PIP, "install", *ALONE, "--target", target, archives[kind]], check=True, cwd=tmp_path)

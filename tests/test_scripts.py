@@ -89,6 +89,7 @@ def test_benchmark_accumulation():
         assert 0 < small < whole
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
 def test_benchmark_memory():
     tiny = ("--models", TINY, "--sizes", 128, "--batch", 16, "--turns", 1, "--amp", "fp32", "--crowd", 4, "--boxes", 50)
