@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Lint and tests, in the project's own virtual environment. Usage: scripts/test.sh [--all | --fast] [pytest arguments]
-#   --all   also the seven tests marked long
+#   --all   also the tests marked long
 #   --fast  leave out the tests marked slow (those that train or start processes)
 # Two processes take the tests, with one compute thread each: -n 8 for more, -n 0 for all in one (-s needs it; --pdb sees
 # to it itself).

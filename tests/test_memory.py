@@ -292,7 +292,7 @@ def test_ranks_with_checkpoints_and_offload_take_the_same_steps_with_one_reducti
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("bn", "processes"), [("frozen", 1), ("batch", 2)])
+@pytest.mark.parametrize(("bn", "processes"), [("frozen", 1), pytest.param("batch", 2, marks=pytest.mark.long)])
 def test_a_run_with_checkpoints_and_offload_ends_with_the_weights_of_one_without(tmp_path, bn, processes):
     def train(*words):
         done = ranks.run(processes, "detector", "train", *words)
@@ -322,6 +322,7 @@ def test_off_is_a_word_in_yaml_too(tmp_path, checkpoint):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
+@pytest.mark.long
 def test_assigning_64_crowded_images_takes_less_than_a_gib():
     """64 images at 640 pixels with 300 boxes each: one dense fp32 table (images, boxes, anchors) would be 0.6 GiB."""
     script = Path(__file__).parents[1] / "scripts" / "benchmark_memory.py"

@@ -76,6 +76,7 @@ def test_gradient_difference_names_the_users_mistake(data, tmp_path):
     assert message.startswith(f"CheckpointError: {missing}")
 
 
+@pytest.mark.long
 def test_benchmark_accumulation():
     tiny = ("--model", TINY, "--imgsz", 64, "--batch", 4, "--accumulate", 4, "--turns", 2, "--warmup", 1)
     memory = ("--no-memory",) if sys.platform != "linux" else ()

@@ -346,6 +346,7 @@ def until(found):
 
 @LINUX
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_run_keeps_what_a_trial_promised(tmp_path):
     """A run whose main process is killed as soon as it takes more than the memory that the trial fits ends well.
 

@@ -88,6 +88,7 @@ def sent_bytes(host):
     return json.loads(ip("-n", host, "-json", "-statistics", "link", "show", CARD).stdout)[0]["stats64"]["tx"]["bytes"]
 
 
+@pytest.mark.long
 def test_a_run_on_two_hosts_ends_with_the_weights_of_one_process(tmp_path, hosts):
     data = write_dataset(tmp_path / "data")
     common = [f"data={data}", f"model={TINY}", "imgsz=64", "nbs=8", "workers=0", "plots=false", "epochs=2", "amp=fp32",
