@@ -205,11 +205,6 @@ def average_over_ranks(tensors: Sequence[Tensor]) -> None:
         torch._foreach_copy_(list(tensors), list(_unflatten_dense_tensors(flat, tensors)))
 
 
-def wait_for_main() -> None:
-    """Wait until the main process is here, too."""
-    from_main(None)
-
-
 def from_main(value: Value) -> Value:
     """The main process's `value`, on every rank."""
     if not active():

@@ -17,7 +17,7 @@ from detector.data.dataset import TrainingSet, ValidationSet
 from detector.data.description import load_description
 from detector.data.image import read_rgb
 from detector.data.index import Index, build_index
-from detector.data.loader import training_loader, validation_batches
+from detector.data.loader import TrainingLoader, validation_batches
 from detector.errors import DataError
 from detector.inference.postprocess import Detections, to_original
 
@@ -113,7 +113,7 @@ def test_cache_is_right_after_pickling(index):
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
 def test_forked_workers_fill_one_cache(index):
     dataset = training_set(index)
-    for _ in training_loader(dataset, 2, False).batches([(4, list(range(len(index))))]):
+    for _ in TrainingLoader(dataset, 2, False).batches([(4, list(range(len(index))))]):
         pass
     assert dataset.cache.kept() == len(index)
 
@@ -183,7 +183,7 @@ def test_network_input_is_channels_last_in_0_1(dtype):
 
 
 def collected(dataset: TrainingSet, workers: int, epochs: list) -> list[Batch]:
-    loader = training_loader(dataset, workers, False)
+    loader = TrainingLoader(dataset, workers, False)
     return [batch for plan in epochs for batch in loader.batches(plan)]
 
 
@@ -207,7 +207,7 @@ def test_loading_leaves_the_global_generators_alone(index):
 
 
 def test_a_pass_given_up_half_way_does_not_spoil_the_next(index):
-    loader = training_loader(training_set(index), 2, False)
+    loader = TrainingLoader(training_set(index), 2, False)
     plan = [(0, [i]) for i in range(9)]
     assert next(loader.batches(plan)).samples.tolist() == [0]
     assert [batch.samples.tolist() for batch in loader.batches(plan[3:])] == [[i] for i in range(3, 9)]

@@ -11,7 +11,7 @@ from detector.data.batch import Batch
 from detector.data.dataset import TrainingSet
 from detector.data.description import load_description
 from detector.data.index import build_index
-from detector.data.loader import training_loader
+from detector.data.loader import TrainingLoader
 from detector.step.plan import Cut, Window, epoch_windows, nominal_cut
 
 EVERYTHING = Augmentation(degrees=10, shear=3, perspective=0.0005, flipud=0.3, mosaic=0.7, mixup=0.4, cutmix=0.4)
@@ -51,7 +51,7 @@ def joined(prints: Iterable[tuple[tuple[int, int], str]]) -> Prints:
 def loaded(data, windows: list[Window], workers: int) -> Iterator[tuple[tuple[int, int], str]]:
     """The fingerprints of windows as every rank loads its share of them, in its own data set and processes."""
     for rank in range(len(windows[0].micro_batches)):
-        loader = training_loader(training_set(data), workers, pin_memory=False)
+        loader = TrainingLoader(training_set(data), workers, pin_memory=False)
         for epoch in sorted({window.epoch for window in windows}):
             mine = [micro for window in windows if window.epoch == epoch for micro in window.micro_batches[rank]]
             yield from prints_of(epoch, loader.batches((epoch, micro) for micro in mine if micro))

@@ -21,7 +21,7 @@ from detector.data.cache import ImageCache
 from detector.data.dataset import TrainingSet, ValidationSet
 from detector.data.description import load_description
 from detector.data.index import build_index
-from detector.data.loader import ValidationLoader, training_loader, validation_batches
+from detector.data.loader import TrainingLoader, ValidationLoader, validation_batches
 from detector.data.shared import SharedMemory
 from detector.data.workers import start_method
 from detector.errors import ConfigError, TrainingError
@@ -61,9 +61,9 @@ class Endless:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_any_start_method_gives_the_same_samples_from_one_cache(data, method):
-    expected = contents(training_loader(training_set(data), 0, False).batches(PLANS))
+    expected = contents(TrainingLoader(training_set(data), 0, False).batches(PLANS))
     dataset = training_set(data)
-    loader = training_loader(dataset, 2, False, method)
+    loader = TrainingLoader(dataset, 2, False, method)
     assert contents(loader.batches(PLANS)) == expected
     assert contents(loader.batches(PLANS[2:4])) == expected[2:4]
     assert dataset.cache.kept() == IMAGES, "the workers' cache is not this process's"
@@ -89,9 +89,9 @@ def test_validation_is_the_same_by_any_start_method(data, method):
 
 
 def test_batches_do_not_share_the_memory_that_workers_write(data):
-    loader = training_loader(training_set(data), 1, False, "fork")
+    loader = TrainingLoader(training_set(data), 1, False, "fork")
     held = list(loader.batches(PLANS))
-    assert contents(held) == contents(training_loader(training_set(data), 0, False).batches(PLANS))
+    assert contents(held) == contents(TrainingLoader(training_set(data), 0, False).batches(PLANS))
     assert all(tensor.is_contiguous() for batch in held for tensor in batch)
 
 
@@ -108,7 +108,7 @@ def test_what_a_slot_does_not_hold_comes_all_the_same(data, monkeypatch):
 
 
 def test_a_pass_given_up_with_every_slot_in_use_does_not_spoil_the_next(data):
-    loader = training_loader(training_set(data, cache=False), 1, False, "fork")
+    loader = TrainingLoader(training_set(data, cache=False), 1, False, "fork")
     for _ in range(3):
         given_up = loader.batches(PLANS)
         next(given_up)
@@ -118,14 +118,14 @@ def test_a_pass_given_up_with_every_slot_in_use_does_not_spoil_the_next(data):
 
 
 def test_larger_micro_batches_get_larger_slots(data):
-    loader = training_loader(training_set(data), 1, False, "fork")
+    loader = TrainingLoader(training_set(data), 1, False, "fork")
     assert [len(batch.samples) for batch in loader.batches([(0, [1])])] == [1]
     assert [len(batch.samples) for batch in loader.batches([(0, range(9))])] == [9]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_worker_that_dies_ends_the_wait_with_its_reason(data, number):
-    loader = training_loader(Endless(data), 2, False, "fork")
+    loader = TrainingLoader(Endless(data), 2, False, "fork")
     batches = loader.batches([(0, [i]) for i in range(9)])
     next(batches)
     (pid, other) = loader.pids
@@ -140,7 +140,7 @@ def test_a_worker_that_dies_ends_the_wait_with_its_reason(data, number):
 def test_a_worker_that_falls_silent_ends_the_wait_and_a_stopped_one_ends_too(data, monkeypatch):
     monkeypatch.setattr(workers, "SILENCE", 0.5)
     monkeypatch.setattr(workers, "POLL", 0.05)
-    loader = training_loader(training_set(data), 1, False, "fork")
+    loader = TrainingLoader(training_set(data), 1, False, "fork")
     batches = loader.batches([(0, [i % IMAGES]) for i in range(99)])
     next(batches)
     (pid,) = loader.pids
@@ -160,7 +160,7 @@ def test_a_slow_worker_is_not_a_silent_one(data, monkeypatch):
             time.sleep(0.5)
             return self.samples[position]
 
-    loader = training_loader(Slow(data), 1, False, "fork")
+    loader = TrainingLoader(Slow(data), 1, False, "fork")
     assert [len(batch.samples) for batch in loader.batches([(0, range(6))])] == [6]
 
 
@@ -172,14 +172,14 @@ def test_whoever_waits_is_asked_whether_to_go_on(data, count):
         asked.append(1)
 
     asked = []
-    loader = training_loader(Endless(data) if count else training_set(data), count, False, "fork")
+    loader = TrainingLoader(Endless(data) if count else training_set(data), count, False, "fork")
     with pytest.raises(KeyboardInterrupt):
         list(loader.batches([(0, [1, 2, 3]), (0, [4, 5, 6])], stop))
     assert loader.pids == []
 
 
 def test_an_error_of_the_program_comes_with_the_workers_traceback(data):
-    loader = training_loader(training_set(data), 1, False, "fork")
+    loader = TrainingLoader(training_set(data), 1, False, "fork")
     with pytest.raises(RuntimeError, match=r"in a loader process:\nTraceback(.|\n)*IndexError"):
         list(loader.batches([(0, [IMAGES + 5])]))
 
@@ -190,10 +190,10 @@ from detector.data.augment import Augmentation
 from detector.data.dataset import TrainingSet
 from detector.data.description import load_description
 from detector.data.index import build_index
-from detector.data.loader import training_loader
+from detector.data.loader import TrainingLoader
 from pathlib import Path
 index = build_index(load_description(Path(sys.argv[1])), "train")
-loader = training_loader(TrainingSet(index, 320, Augmentation(), 0, 9, 0, True), 2, False, sys.argv[2])
+loader = TrainingLoader(TrainingSet(index, 320, Augmentation(), 0, 9, 0, True), 2, False, sys.argv[2])
 print("loaded", sum(len(batch.samples) for batch in loader.batches([(0, list(range(12)))] * 6)))
 """
 
@@ -230,7 +230,7 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path, data):
     pid = os.fork()
     if pid == 0:
         try:
-            loader = training_loader(training_set(data), 3, False, "fork")
+            loader = TrainingLoader(training_set(data), 3, False, "fork")
             next(loader.batches(PLANS))
             os.write(write, ",".join(map(str, loader.pids)).encode())
             os.kill(os.getpid(), signal.SIGKILL)
@@ -276,7 +276,7 @@ def test_whoever_waits_for_processes_to_start_is_asked_too(data, monkeypatch):
 
     monkeypatch.setattr(workers.Workers, "_start", lambda *_: time.sleep(3600))
     with pytest.raises(KeyboardInterrupt):
-        list(training_loader(training_set(data), 2, False, "spawn").batches(PLANS, stop))
+        list(TrainingLoader(training_set(data), 2, False, "spawn").batches(PLANS, stop))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -286,7 +286,7 @@ def test_processes_that_cannot_start_are_named_with_a_remedy(data, monkeypatch, 
 
     monkeypatch.setattr(workers.Workers, "_start", refused)
     with pytest.raises(TrainingError, match=rf"cannot start 2 loader processes by {method}: .*workers=0"):
-        list(training_loader(training_set(data), 2, False, method).batches(PLANS))
+        list(TrainingLoader(training_set(data), 2, False, method).batches(PLANS))
 
 
 def test_an_image_that_was_written_in_another_order_is_not_believed(data):
@@ -328,7 +328,7 @@ def test_loading_leaves_no_process_and_no_file_open(data):
             dataset = ValidationSet(build_index(load_description(data), "val"), IMGSZ)
             next(batches := validation_batches(dataset, 1, 2, start="fork"))
             del batches
-            loader = training_loader(training_set(data), 2, False, "fork")
+            loader = TrainingLoader(training_set(data), 2, False, "fork")
             next(loader.batches(PLANS))
             del loader
     assert files() == before

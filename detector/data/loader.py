@@ -133,11 +133,6 @@ def loading(
             loader.close()
 
 
-def training_loader(dataset: TrainingSet, workers: int, pin_memory: bool, start: str = "auto") -> TrainingLoader:
-    """A loader with that many worker processes; 0 loads in this process."""
-    return TrainingLoader(dataset, workers, pin_memory, start)
-
-
 def validation_batches(
     dataset: ValidationSet,
     batch: int,

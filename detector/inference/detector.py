@@ -106,20 +106,11 @@ class Detector:
         unreadable: is told of an image that cannot be read, which is then left out.
         """
         check_limits(conf, iou, imgsz, batch, max_det)
-        return self._stream(sources, conf, iou, imgsz, batch, max_det, unreadable)
-
-    def _stream(
-        self,
-        sources: Source | Sequence[Source],
-        conf: float,
-        iou: float,
-        imgsz: int | None,
-        batch: int,
-        max_det: int,
-        unreadable: Callable[[DataError], None] | None,
-    ) -> Iterator[Result]:
-        limits, most = Limits(conf, iou, max_det, multi_label=False), None
         prepared = self._prepared(sources, imgsz or self.imgsz, unreadable)
+        return self._results(prepared, Limits(conf, iou, max_det, multi_label=False), batch)
+
+    def _results(self, prepared: Iterator[_Prepared], limits: Limits, batch: int) -> Iterator[Result]:
+        most = None
         for _, alike in groupby(prepared, key=lambda one: one.network_image.shape):
             while group := list(islice(alike, batch)):
                 results, most = self._predict(group, limits, most)

@@ -102,9 +102,10 @@ def train_window(
             else:
                 undo.statistics.back()
             state.scaler.update()
-    if images[0]:  # else every image is damaged: no step was tried
-        state.count(applied, float(weights.sum()))
-    return StepReport(tuple(losses.tolist()), float(weights.sum()), float(norm), applied, int(images[0]))
+    counted, weight = int(images[0]), float(weights.sum())
+    if counted:  # else every image is damaged: no step was tried
+        state.count(applied, weight)
+    return StepReport(tuple(losses.tolist()), weight, float(norm), applied, counted)
 
 
 def add_up(
