@@ -120,7 +120,8 @@ def watching(key: str) -> Iterator[None]:
             print(f"process {rank()}: ends because another process did", file=sys.stderr, flush=True)
             os._exit(2)
 
-    threading.Thread(target=watch, name="watch", daemon=True).start()
+    watcher = threading.Thread(target=watch, name="watch", daemon=True)
+    watcher.start()
     try:
         yield
     except BaseException:
@@ -129,6 +130,7 @@ def watching(key: str) -> Iterator[None]:
         raise
     finally:
         done.set()
+        watcher.join(LOST)  # one that is still inside the store when Python ends aborts the process: not our status
 
 
 def launch_store() -> dist.Store:

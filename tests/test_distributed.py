@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from scenes import TINY, write_dataset
 from test_training import run, weights
 
+from detector import distributed
 from detector.distributed import launch
 
 pytestmark = pytest.mark.slow
@@ -129,6 +132,29 @@ def test_a_mistake_on_all_ranks_is_told_once(tmp_path, common, capfd):
     assert error.count("no.yaml") == 1
     assert "Traceback" not in error
     assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_still_asking_the_store_when_a_process_ends(monkeypatch):
+    """A thread inside torch's store when Python ends would abort the process, and the launch report that (134)."""
+
+    class Slow:
+        def check(self, keys):
+            asked.set()
+            time.sleep(0.3)
+            return False
+
+        def set(self, key, value):
+            told.append((key, value))
+
+    asked, told = threading.Event(), []
+    monkeypatch.setattr(distributed, "launch_store", Slow)
+    monkeypatch.setattr(distributed, "POLL", 0.01)
+    before = threading.active_count()
+    with pytest.raises(ValueError, match="ours"), distributed.watching("failed"):
+        assert asked.wait(5)
+        raise ValueError("ours")
+    assert threading.active_count() == before
+    assert told == [("failed", "yes")]
 
 
 def test_sync_norms_are_for_gpus(tmp_path, common, capsys):
