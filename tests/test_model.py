@@ -13,11 +13,13 @@ from detector import checkpoint_file
 from detector.errors import ConfigError
 from detector.inference.detector import Detector
 from detector.model import description as description_module
-from detector.model.blocks import Attention, C3k, Conv
+from detector.model.blocks.attention import Attention
+from detector.model.blocks.conv import Conv
+from detector.model.blocks.csp import C3k
 from detector.model.checkpoint import start_from
 from detector.model.description import shipped_folder
 from detector.model.head import Detect, Predictions
-from detector.model.layers import MODULES, Kind, Maps
+from detector.model.layers import MODULES, Kind
 from detector.model.network import Network, build_network, fused, load_description, network_from_description
 from detector.model.selection import Detections
 
@@ -290,7 +292,7 @@ class Answering(Detect):
 
     def __init__(self, nc, channels, strides):
         super().__init__(nc, channels, strides, reg_max=16)
-        self.answers = torch.nn.Conv2d(1, nc, 1)
+        self.answers = torch.nn.ModuleList([torch.nn.Sequential(torch.nn.Conv2d(1, nc, 1))])
 
     def select(self, boxes_xyxy, scores, conf, iou, max_det=300, multi_label=True):
         best, classes = scores.max(dim=2)
@@ -302,9 +304,10 @@ def answering(monkeypatch, content):
     """A description with that head."""
 
     def build(site, nc: int):
-        return Answering(nc, *zip(*site.inputs, strict=True)), Maps(0, 0)
+        channels, strides = zip(*site.inputs, strict=True)
+        return Answering(nc, channels, [int(stride) for stride in strides])
 
-    monkeypatch.setitem(MODULES, "Answering", Kind(build, many=True, head=True))
+    monkeypatch.setitem(MODULES, "Answering", Kind(build, "predicting"))
     content["head"][-1] = [[16, 19, 22], 1, "Answering", ["nc"]]
     return content
 
@@ -312,7 +315,9 @@ def answering(monkeypatch, content):
 def test_a_head_of_another_kind_is_built_in_the_last_place_alone(answering):
     assert isinstance(network_from_description({**answering, "nc": 3}).head, Answering)
     answering["head"][-2] = answering["head"][-1]
-    with pytest.raises(ConfigError, match=r"layer 22: Answering: the last layer, .* is a head \(Detect, Answering\)"):
+    with pytest.raises(
+        ConfigError, match=r"layer 22: Answering: the last layer, .* is a head \(Detect, v10Detect, Answering\)"
+    ):
         network_from_description({**answering, "nc": 3})
 
 
@@ -343,6 +348,26 @@ def test_scale_comes_from_the_name_the_path_or_the_key(tmp_path, content):
     own.write_text(yaml.safe_dump({**content, "scale": "x"}))
     assert load_description(own)["scale"] == "x"
     assert load_description(tmp_path / "my-v11l.yaml")["scale"] == "l"
+    own.write_text(yaml.safe_dump({key: value for key, value in content.items() if key != "scale"}, sort_keys=False))
+    assert load_description(own)["scale"] == "n"  # the first
+    named = own.rename(tmp_path / "net-v11m.yaml")
+    assert load_description(named)["scale"] == "m"
+
+
+def test_a_path_of_the_families_finds_their_scales():
+    assert load_description("v5xu")["scales"]["x"] == [1.33, 1.25, 1024]
+    assert load_description("v10b")["scale"] == "b"
+    assert load_description("v9t")["scales"] == {"": [1.0, 1.0, 10**6]}
+
+
+def test_maps_that_do_not_meet_are_told_with_the_layer_that_is_odd(tmp_path, content):
+    content["backbone"][5] = [-1, 1, "Conv", [512, 2, 2]]
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(content))
+    with pytest.raises(
+        ConfigError, match=r"layer 12: Concat: .*; layer 5, Conv \[512, 2, 2\], puts out 5 cells a side, not 4"
+    ):
+        build_network(path, nc=2)
 
 
 def test_installed_descriptions_come_before_those_of_the_checkout(tmp_path, monkeypatch):
@@ -357,7 +382,7 @@ def test_installed_descriptions_come_before_those_of_the_checkout(tmp_path, monk
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("v11k", "v11k: not a model (v11n, v11s, v11m, v11l, v11x, or a path to a .yaml file). Did you mean 'v11"),
+        ("v11k", "v11k: not a model (v10b/l/m/n/s/x, v11n/s/m/l/x, "),
         ("v11", "v11: not a model ("),
         ("v11n.yaml", "v11n.yaml: no such file. Did you mean 'v11n'?"),
     ],
@@ -384,40 +409,42 @@ def test_a_misspelt_path_is_named_with_the_nearest(tmp_path):
         (5, ["4", 1, "Conv", [512, 3, 2]], "from '4' is not a layer's number (-1 is the previous layer) or a list"),
         (5, [[], 1, "Conv", [512, 3, 2]], "from [] is not a layer's number (-1 is the previous layer) or a list"),
         (5, [-1, 0, "Conv", [512, 3, 2]], "repeats 0 is not a whole number from 1"),
-        (5, [-1, 2, "Conv", [512, 3, 2]], "repeats 2: the module cannot be repeated; write 1, and more layers"),
+        (5, [-1, 4, "Conv", [1024, 3, 2]], "Conv is repeated 2 times, and so must put out what comes in: 256 for 128"),
         (5, [-1, 1, 7, [512, 3, 2]], "7 is not the name of a module"),
         (5, [-1, 1, "Conv", 512], "arguments 512 of Conv are not a list; write [512]"),
         (5, [-1, 1, "Conv"], "[-1, 1, 'Conv'] is not [from, repeats, module, arguments]"),
         (
             5,
             [-1, 1, "Conv", []],
-            "Conv takes (channels: int, kernel: int = 1, stride: int = 1), not the 0 arguments []",
+            "Conv takes (outputs: int, kernel: int | tuple[int, int] = 1, stride: int = 1, padding: int | None = None, "
+            "groups: int = 1, dilation: int = 1, act: bool = True), not the 0 arguments []",
         ),
-        (5, [-1, 1, "Conv", [512, 3, 2, 1]], "Conv takes (channels: int, kernel: int = 1, stride: int = 1), not the 4"),
-        (5, [-1, 1, "Conv", ["wide", 3, 2]], "kernel: int = 1, stride: int = 1): channels cannot be 'wide'"),
-        (5, [-1, 1, "Conv", [512, 2, 2]], "kernel 2 is not odd"),
-        (5, [-1, 1, "Conv", [-512, 3, 2]], "channels cannot be -512"),
+        (5, [-1, 1, "Conv", [512, 3, 2, 1, 1, 1, True, 5]], "act: bool = True), not the 8 arguments"),
+        (5, [-1, 1, "Conv", ["wide", 3, 2]], "act: bool = True): outputs cannot be 'wide'"),
+        (5, [-1, 1, "Conv", [-512, 3, 2]], "outputs cannot be -512"),
+        (5, [-1, 1, "Conv", [512, 3, 2, None, 3]], "Conv in_channels must be divisible by groups"),
+        (12, [[-1, 8], 1, "Concat", [1]], "Concat joins maps of one stride, not strides 16, 32"),
         (5, [[-1, 3], 1, "Conv", [512, 3, 2]], "the module reads one layer, not 2; join them with Concat first"),
         (8, [-1, 2, "C3k2", [1024, 1]], "c3k cannot be 1"),
         (8, [-1, 2, "C3k2", [1024, True, 0.0]], "expansion cannot be 0.0"),
-        (9, [-1, 1, "SPPF", [1024, 4]], "kernel 4 is not odd"),
+        (9, [-1, 1, "SPPF", [1024, 4]], "SPPF: Sizes of tensors must match"),
         (10, [-1, 2, "C2PSA", [512]], "C2PSA keeps its input's channels: 256 come in, 128 would go out"),
-        (11, [-1, 1, "nn.Upsample", [None, 2, "cubic"]], "nn.Upsample takes [None, 2, nearest], not [None, 2, cubic]"),
+        (11, [-1, 1, "nn.Upsample", [None, 2, "cubic"]], "nn.Upsample takes [None, 2, nearest], not the mode cubic"),
         (11, [-1, 1, "nn.Upsample", [40]], "size cannot be 40"),
-        (12, [[-1, 4], 1, "Concat", [1]], "Concat joins maps of one stride along dimension 1, not strides [8, 16]"),
+        (12, [[-1, 4], 1, "Concat", [1]], "Concat joins maps of one stride, not strides 8, 16"),
         (
             12,
             [[-1, 6], 1, "Concat", [2]],
-            "Concat joins maps of one stride along dimension 1, not strides [16] along 2",
+            "Concat joins maps along dimension 1, their channels, not 2",
         ),
-        (23, [[16, 19, 22], 1, "Detect", ["nc", 1]], "reg_max 1: the distance to a side is a distribution over 2 bins"),
+        (23, [[16, 19, 22], 1, "Segment", ["nc"]], "Segment is for another task (segmentation); this program finds"),
         (
             23,
             [[16, 19, 22], 1, "Detect", ["nc", 16, 3]],
-            "Detect takes (nc: int, reg_max: int = 16), not the 3",
+            "Detect takes (nc: int, reg_max: int | None = None), not the 3",
         ),
-        (16, [[4, 6], 1, "Detect", ["nc"]], "Detect: the last layer, and no other, is a head (Detect)"),
-        (23, [-1, 1, "Conv", [64]], "Conv: the last layer, and no other, is a head (Detect)"),
+        (16, [[4, 6], 1, "Detect", ["nc"]], "Detect: the last layer, and no other, is a head (Detect, v10Detect)"),
+        (23, [-1, 1, "Conv", [64]], "Conv: the last layer, and no other, is a head (Detect, v10Detect)"),
     ],
 )
 def test_a_wrong_layer_is_named_with_what_would_be_right(tmp_path, content, layer, change, message):
@@ -436,7 +463,7 @@ def test_channels_that_heads_cannot_share_are_refused(tmp_path, content):
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(content))
     with pytest.raises(
-        ConfigError, match="layer 10: half of C2PSA's 416 channels cannot be shared by 3 attention heads"
+        ConfigError, match="layer 10: C2PSA has 208 channels, which cannot be shared by 3 attention heads"
     ):
         build_network(path, nc=2)
 
@@ -445,7 +472,6 @@ def test_channels_that_heads_cannot_share_are_refused(tmp_path, content):
     ("changes", "message"),
     [
         ({"scale": "k"}, "scale 'k' is not one of n, s, m, l, x"),
-        ({"scale": None}, "no scale is chosen; add `scale: n` (one of n, s, m, l, x)"),
         ({"nc": 0}, "nc 0 is not a number of classes (a whole number from 1)"),
         ({"nc": True}, "nc True is not a number of classes"),
         ({"scales": []}, "scales [] is not a mapping"),
@@ -466,7 +492,7 @@ def test_a_wrong_key_is_named_with_what_would_be_right(tmp_path, content, change
 UNREADABLE = {
     "nc: [": "cannot be read as YAML",
     "- 1": "is not a model description",
-    "nc: 3": "the key 'scales' is missing",
+    "nc: 3": "the key 'backbone' is missing",
 }
 
 

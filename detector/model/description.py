@@ -1,5 +1,6 @@
 """Model descriptions: from a name (`v11n`) or a YAML file to plain, checked data."""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,12 @@ from typing import Any
 from detector.errors import ConfigError, did_you_mean
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_KEYS = ("nc", "scale", "scales", "backbone", "head")
+_KEYS = ("nc", "scale", "scales", "backbone", "head", "reg_max", "end2end", "activation")
+_OTHERS = ("depth_multiple", "width_multiple", "ch", "channels")  # keys of public files, which are read into those
+ANY = 10**6  # channels that no layer has: there is no cap
 _SUFFIXES = (".yaml", ".yml")
+_STEM = re.compile(r"(.*?\d+)(.*)")  # of a file of several scales: what stands before the scale, and what after
+_NAME = re.compile(r"(.*?\d+)([a-z])(|u|-.*)")  # of a model: what stands before its scale, the scale, what after
 
 
 def shipped_folder() -> Path:
@@ -18,10 +23,12 @@ def shipped_folder() -> Path:
 
 
 def load_description(name_or_path: str | Path) -> dict[str, Any]:
-    """The description of `v11n` .. `v11x`, or of a YAML file, as plain data with its scale resolved.
+    """The description of `v11n`, `v8s-p2`, ..., or of a YAML file, as plain data with its scale resolved.
 
-    A path that is no file but ends in a scale, such as configs/models/v11s.yaml, is v11.yaml at scale s. Keys of the
-    result: name (as given, for messages), nc, scale, scales, backbone, head. Raises ConfigError.
+    The scale is the letter after the number in the name. A path that is no file but has one, such as
+    configs/models/v11s.yaml, is v11.yaml at scale s; a file's own `scale` is next, then the first of its scales. Keys
+    of the result: name (as given, for messages), nc, scale, scales, backbone, head, and reg_max, end2end, activation
+    where they are written. Raises ConfigError.
     """
     name = str(name_or_path)
     file, scale = _locate(name)
@@ -29,10 +36,20 @@ def load_description(name_or_path: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"{name}: is not a model description (a mapping with the keys {', '.join(_KEYS)})")
     for key in content:
-        if key not in _KEYS:
+        if key not in (*_KEYS, *_OTHERS):
             raise ConfigError(f"{name}: {key!r} is not a key of a model description.{did_you_mean(key, _KEYS)}")
+    for key in ("ch", "channels"):
+        if content.pop(key, 3) != 3:
+            raise ConfigError(f"{name}: {key}: the input is RGB, of 3 channels")
+    depth, width = content.pop("depth_multiple", 1.0), content.pop("width_multiple", 1.0)
+    if "scales" not in content:
+        content |= {"scales": {"": [depth, width, ANY]}, "scale": ""}
+    scales = content["scales"]
     if scale is not None:
         content["scale"] = scale
+    elif content.get("scale") is None and isinstance(scales, dict):
+        letter = _scale_in(file.stem)
+        content["scale"] = letter if letter in scales else next(iter(scales))
     description = {"name": name, **content}
     check_description(description)
     return description
@@ -55,6 +72,13 @@ def check_description(description: dict[str, Any]) -> None:
         if key not in description:
             raise ConfigError(f"{name}: the key {key!r} is missing")
     nc, scales = description["nc"], description["scales"]
+    reg_max, end2end = description.get("reg_max", 16), description.get("end2end", False)
+    if not _is_whole(reg_max) or reg_max < 1:
+        raise ConfigError(f"{name}: reg_max {reg_max!r} is not a number of bins (16; 1: the distance itself)")
+    if not isinstance(end2end, bool):
+        raise ConfigError(f"{name}: end2end {end2end!r} is not true or false")
+    if not isinstance(description.get("activation", ""), str):
+        raise ConfigError(f"{name}: activation {description['activation']!r} is not a text such as torch.nn.ReLU()")
     if not _is_whole(nc) or nc < 1:
         raise ConfigError(f"{name}: nc {nc!r} is not a number of classes (a whole number from 1)")
     if not isinstance(scales, dict) or not scales:
@@ -93,35 +117,59 @@ def _check_layer(place: str, layer: object) -> None:
 
 
 def _locate(name: str) -> tuple[Path, str | None]:
-    """The file that a name or path stands for, and the scale it names (None: the file names it)."""
+    """The file that a name or path stands for, and the scale it names (None: the file or its name does)."""
     if not name.lower().endswith(_SUFFIXES):
         return _locate_shipped(name)
     path = Path(name)
     if path.is_file():
         return path, None
-    unscaled = path.with_name(path.stem[:-1] + path.suffix) if len(path.stem) > 1 else path
-    if unscaled.is_file():
-        return unscaled, path.stem[-1]
+    if parts := _NAME.fullmatch(path.stem):
+        unscaled = path.with_name(f"{parts[1]}{parts[3]}{path.suffix}")
+        if unscaled.is_file():
+            return unscaled, parts[2]
     known = [str(found) for found in sorted(path.parent.glob("*.y*ml"))] if path.parent.is_dir() else []
     raise ConfigError(f"{name}: no such file.{did_you_mean(name, [*known, *_shipped()])}")
 
 
-def _shipped() -> dict[str, tuple[Path, str]]:
-    """The file and the scale of every name that comes with the project: v11n, v11s, ..."""
-    known: dict[str, tuple[Path, str]] = {}
+def _scale_in(stem: str) -> str | None:
+    """The scale that a file's name names: the s of v11s, my-v8s-p2, yolo11s."""
+    parts = _NAME.fullmatch(stem)
+    return parts[2] if parts else None
+
+
+def _shipped() -> list[str]:
+    """The names of the models that come with the project: v11n, v11s, v8n-p2, v5nu, v10n, ..."""
+    names = []
     for file in sorted(shipped_folder().glob("*.yaml")):
-        for scale in _read(file.name, file)["scales"]:
-            known[f"{file.stem}{scale}"] = (file, scale)
-    return known
+        scales = list(_read(file.name, file).get("scales", ()))
+        if len(scales) < 2:  # one file a scale
+            names.append(file.stem)
+        else:
+            number, rest = _STEM.fullmatch(file.stem).groups()
+            names += [f"{number}{scale}{rest}" for scale in scales]
+    return names
 
 
-def _locate_shipped(name: str) -> tuple[Path, str]:
-    """The shipped file and the scale of a name such as v11n."""
+def _locate_shipped(name: str) -> tuple[Path, str | None]:
+    """The shipped file and the scale of a name such as v11n; None: it is a file of one scale."""
+    if parts := _NAME.fullmatch(name):
+        own, shared = (shipped_folder() / f"{stem}.yaml" for stem in (name, f"{parts[1]}{parts[3]}"))
+        if shared.is_file() and parts[2] in _read(name, shared)["scales"]:
+            return shared, parts[2]
+        if own.is_file():
+            return own, None
     known = _shipped()
-    if name not in known:
-        hint = did_you_mean(name, known)
-        raise ConfigError(f"{name}: not a model ({_listed(known)}, or a path to a .yaml file).{hint}")
-    return known[name]
+    hint = did_you_mean(name, known)
+    raise ConfigError(f"{name}: not a model ({_families(known)}, or a path to a .yaml file).{hint}")
+
+
+def _families(names: Iterable[str]) -> str:
+    """v11n, v11s, v11m, v8n-p2, ... as `v11n/s/m, v8n-p2`."""
+    families: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        number, scale, rest = _NAME.fullmatch(name).groups()
+        families.setdefault((number, rest), []).append(scale)
+    return ", ".join(f"{number}{'/'.join(scales)}{rest}" for (number, rest), scales in families.items())
 
 
 def _listed(words: Iterable[object]) -> str:

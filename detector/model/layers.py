@@ -1,15 +1,16 @@
-"""From the layer list of a model description to modules: the table of modules and how their arguments are scaled."""
+"""From the layer list of a model description to modules: the table of modules and how their arguments are read."""
 
-import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
 from detector.errors import ConfigError, did_you_mean
-from detector.model.blocks import C2PSA, SPPF, C3k2, Concat, Conv
+from detector.model.arguments import read_arguments
+from detector.model.blocks import attention, conv, csp, elan, join, pooling, psa
 from detector.model.description import check_description
 from detector.model.head import Detect
 
@@ -18,7 +19,7 @@ class Maps(NamedTuple):
     """What a layer puts out: the channels of its feature map and the pixels of the network input per cell."""
 
     channels: int
-    stride: int
+    stride: Fraction
 
 
 class Layer(NamedTuple):
@@ -27,11 +28,12 @@ class Layer(NamedTuple):
     module: nn.Module
     sources: tuple[int, ...]
     many: bool  # whether the module takes a list of maps
+    stride: Fraction  # pixels of the network input per cell of its map
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where a layer is built: all that its arguments are scaled and checked by."""
+    """Where a layer is built: all that its arguments are read by."""
 
     place: str  # of the layer, for messages
     inputs: tuple[Maps, ...]
@@ -41,12 +43,15 @@ class Site:
     scale: str
     width: float
     most_channels: int
+    reg_max: int
+    end2end: bool
+    separable: bool  # the kind of a head's class branches
 
     def channels(self, base: int) -> int:
         """Base channels to channels: at most `most_channels`, times width, up to a multiple of 8."""
         return math.ceil(min(base, self.most_channels) * self.width / 8) * 8
 
-    def fail(self, message: str) -> ConfigError:
+    def fail(self, message: object) -> ConfigError:
         return ConfigError(f"{self.place}: {message}")
 
     @property
@@ -56,99 +61,131 @@ class Site:
             raise self.fail(f"the module reads one layer, not {len(self.inputs)}; join them with Concat first")
         return self.inputs[0]
 
-    def once(self) -> None:
-        """Holds that the module is not repeated."""
-        if self.written != 1:
-            raise self.fail(f"repeats {self.written}: the module cannot be repeated; write 1, and more layers")
-
-    def odd(self, kernel: int) -> None:
-        """Holds that a kernel has a middle: with an even one, maps would grow by a cell."""
-        if kernel % 2 == 0:
-            raise self.fail(f"kernel {kernel} is not odd")
-
-
-Built = tuple[nn.Module, Maps]
-
-
-def _conv(site: Site, channels: int, kernel: int = 1, stride: int = 1) -> Built:
-    """Channels are scaled."""
-    site.once()
-    site.odd(kernel)
-    outputs = site.channels(channels)
-    return Conv(site.input.channels, outputs, kernel, stride), Maps(outputs, site.input.stride * stride)
-
-
-def _c3k2(site: Site, channels: int, c3k: bool = False, expansion: float = 0.5) -> Built:
-    """Channels are scaled; the scales m, l and x are built of C3k units whatever `c3k` says."""
-    outputs = site.channels(channels)
-    block = C3k2(site.input.channels, outputs, site.repeats, c3k or site.scale in ("m", "l", "x"), expansion)
-    return block, Maps(outputs, site.input.stride)
-
-
-def _sppf(site: Site, channels: int, kernel: int = 5) -> Built:
-    """Channels are scaled."""
-    site.once()
-    site.odd(kernel)
-    outputs = site.channels(channels)
-    return SPPF(site.input.channels, outputs, kernel), Maps(outputs, site.input.stride)
-
-
-def _c2psa(site: Site, channels: int) -> Built:
-    """Channels are scaled and must be those of the input."""
-    outputs = site.channels(channels)
-    if outputs != site.input.channels:
-        raise site.fail(f"C2PSA keeps its input's channels: {site.input.channels} come in, {outputs} would go out")
-    heads = C2PSA.heads(outputs)
-    if (outputs // 2) % heads:
-        raise site.fail(f"half of C2PSA's {outputs} channels cannot be shared by {heads} attention heads")
-    return C2PSA(outputs, site.repeats), site.input
-
-
-def _upsample(site: Site, size: None, factor: int = 2, mode: str = "nearest") -> Built:
-    """Nothing is scaled. The size stays None: maps of every size are upsampled by the factor."""
-    site.once()
-    if mode != "nearest" or site.input.stride % factor:
-        raise site.fail(f"nn.Upsample takes [None, 2, nearest], not [{size}, {factor}, {mode}]")
-    return nn.Upsample(scale_factor=factor, mode=mode), Maps(site.input.channels, site.input.stride // factor)
-
-
-def _concat(site: Site, dimension: int = 1) -> Built:
-    """Nothing is scaled."""
-    site.once()
-    strides = sorted({maps.stride for maps in site.inputs})
-    if dimension != 1 or len(strides) != 1:
-        raise site.fail(f"Concat joins maps of one stride along dimension 1, not strides {strides} along {dimension}")
-    return Concat(), Maps(sum(maps.channels for maps in site.inputs), strides[0])
-
-
-def _detect(site: Site, nc: int, reg_max: int = 16) -> Built:
-    """Nothing is scaled; nc is the number of classes the network is built for, reg_max the bins of a box's side."""
-    site.once()
-    if reg_max < 2:
-        raise site.fail(f"reg_max {reg_max}: the distance to a side is a distribution over 2 bins or more")
-    channels, strides = zip(*site.inputs, strict=True)
-    return Detect(nc, channels, strides, reg_max), Maps(0, 0)
-
 
 class Kind(NamedTuple):
-    """A module that a description can name."""
+    """A module that a description can name, and what its arguments there are.
 
-    build: Callable[..., Built]
-    many: bool = False  # whether the module takes a list of maps
-    head: bool = False  # whether it gives predictions: the last layer, and no other
+    `scaled`: the output channels, which are scaled, and what comes after `inputs` (and `repeats`) of the module;
+    `written`: all arguments of the module, of which `inputs` must be those that come in; `after`: what comes after
+    `inputs`; `same`: all arguments of a module that keeps its input's channels; `joined`: those of a module that takes
+    a list of maps; `predicting`: what comes after `site` of what builds a head, from the maps of `site.inputs`.
+    """
+
+    build: Callable[..., nn.Module]
+    takes: Literal["scaled", "written", "after", "same", "joined", "predicting"] = "scaled"
+    repeats: bool = False  # whether the repeats of a layer are units inside the module; else it is built so often
+    up: bool = False  # whether its stride makes the map larger
+
+    @property
+    def hidden(self) -> tuple[str, ...]:
+        """The parameters of `build` that the description does not write."""
+        first = {"scaled": ("inputs",), "after": ("inputs",), "predicting": ("site",)}.get(self.takes, ())
+        return (*first, "repeats") if self.repeats else first
 
 
-# Every module a description can name. A builder's parameters are the arguments in the description; it says which of
-# them are scaled, and returns the module and what it puts out.
+# --- torch's own modules, by the arguments that descriptions write
+
+
+def max_pool(kernel: int, stride: int | None = None, padding: int | None = 0) -> nn.Module:
+    return nn.MaxPool2d(kernel, stride, padding or 0)
+
+
+def zero_pad(sides: list[int]) -> nn.Module:
+    return nn.ZeroPad2d(sides)
+
+
+def upsample(size: None = None, factor: int = 2, mode: str = "nearest") -> nn.Module:
+    if mode != "nearest":
+        raise ValueError(f"takes [None, 2, nearest], not the mode {mode}")
+    enlarged = nn.Upsample(scale_factor=factor, mode=mode)
+    enlarged.stride = factor
+    return enlarged
+
+
+def identity() -> nn.Module:
+    return nn.Identity()
+
+
+def transposed(inputs: int, outputs: int, kernel: int = 2, stride: int = 2, padding: int | None = 0) -> nn.Module:
+    return nn.ConvTranspose2d(inputs, outputs, kernel, stride, padding or 0)
+
+
+# --- heads
+
+
+def detect(site: Site, nc: int, reg_max: int | None = None) -> nn.Module:
+    """`reg_max` and `end2end` are keys of the description; the former may stand in the head's row instead."""
+    channels, strides = zip(*site.inputs, strict=True)
+    if any(stride.denominator != 1 for stride in strides):
+        raise ValueError(f"reads maps of strides {', '.join(map(str, strides))}: they must be whole")
+    return Detect(nc, channels, [int(one) for one in strides], reg_max or site.reg_max, site.end2end, site.separable)
+
+
+def detect_v10(site: Site, nc: int) -> nn.Module:
+    """Two branches, whatever the description says."""
+    return detect(replace(site, end2end=True, separable=True), nc)
+
+
+# Every module a description can name. The parameters of what builds it are the arguments there, in the same order.
 MODULES: dict[str, Kind] = {
-    "Conv": Kind(_conv),
-    "C3k2": Kind(_c3k2),
-    "SPPF": Kind(_sppf),
-    "C2PSA": Kind(_c2psa),
-    "nn.Upsample": Kind(_upsample),
-    "Concat": Kind(_concat, many=True),
-    "Detect": Kind(_detect, many=True, head=True),
+    "Conv": Kind(conv.Conv),
+    "DWConv": Kind(conv.DWConv),
+    "ConvTranspose": Kind(conv.ConvTranspose, "written", up=True),
+    "Focus": Kind(conv.Focus),
+    "GhostConv": Kind(conv.GhostConv),
+    "RepConv": Kind(conv.RepConv, "written"),
+    "RepVGGDW": Kind(conv.RepVGGDW, "same"),
+    "Bottleneck": Kind(csp.Bottleneck),
+    "GhostBottleneck": Kind(csp.GhostBottleneck),
+    "CIB": Kind(csp.CIB, "written"),
+    "C1": Kind(csp.C1, repeats=True),
+    "C2": Kind(csp.C2, repeats=True),
+    "C2f": Kind(csp.C2f, repeats=True),
+    "C3": Kind(csp.C3, repeats=True),
+    "C3k": Kind(csp.C3k, repeats=True),
+    "C3x": Kind(csp.C3x, repeats=True),
+    "C3k2": Kind(csp.C3k2, repeats=True),
+    "C3Ghost": Kind(csp.C3Ghost, repeats=True),
+    "C2fCIB": Kind(csp.C2fCIB, repeats=True),
+    "BottleneckCSP": Kind(csp.BottleneckCSP, repeats=True),
+    "RepC3": Kind(csp.RepC3, repeats=True),
+    "RepCSP": Kind(csp.RepCSP, "written"),
+    "ELAN1": Kind(elan.ELAN1),
+    "RepNCSPELAN4": Kind(elan.RepNCSPELAN4),
+    "AConv": Kind(pooling.AConv),
+    "ADown": Kind(pooling.ADown),
+    "SCDown": Kind(pooling.SCDown),
+    "SPP": Kind(pooling.SPP),
+    "SPPF": Kind(pooling.SPPF),
+    "SPPELAN": Kind(pooling.SPPELAN),
+    "PSA": Kind(psa.PSA),
+    "C2PSA": Kind(psa.C2PSA, repeats=True),
+    "C2fPSA": Kind(psa.C2fPSA, repeats=True),
+    "ABlock": Kind(attention.ABlock, "same"),
+    "A2C2f": Kind(psa.A2C2f, repeats=True),
+    "nn.ConvTranspose2d": Kind(transposed, up=True),
+    "nn.MaxPool2d": Kind(max_pool, "same"),
+    "nn.ZeroPad2d": Kind(zero_pad, "same"),
+    "nn.Upsample": Kind(upsample, "same", up=True),
+    "nn.Identity": Kind(identity, "same"),
+    "Concat": Kind(join.Concat, "joined"),
+    "CBLinear": Kind(join.CBLinear, "after"),
+    "CBFuse": Kind(join.CBFuse, "joined"),
+    "Detect": Kind(detect, "predicting"),
+    "v10Detect": Kind(detect_v10, "predicting"),
 }
+ALIASES = {"Silence": "nn.Identity"}
+OTHER_TASKS = {
+    "Segment": "segmentation",
+    "Pose": "keypoints",
+    "OBB": "oriented boxes",
+    "Classify": "classification",
+    "WorldDetect": "open-vocabulary detection",
+    "RTDETRDecoder": "a transformer's detection",
+}
+LARGE = ("m", "l", "x")  # scales at which every C3k2 is built of C3k units, whatever its arguments say
+LARGEST = ("l", "x")  # at which every A2C2f is residual, with a narrower inner network
+SEPARABLE = ("C3k2", "A2C2f", "C2fCIB")  # with one of them, class branches have depthwise convolutions
 
 
 def build_layers(description: dict[str, Any]) -> list[Layer]:
@@ -159,29 +196,102 @@ def build_layers(description: dict[str, Any]) -> list[Layer]:
     rows = [*description["backbone"], *description["head"]]
     layers: list[Layer] = []
     outputs: list[Maps] = []
-    for index, (source, repeats, module, arguments) in enumerate(rows):
+    for index, (source, repeats, written, arguments) in enumerate(rows):
         place = f"{name}: layer {index}"
-        if module not in MODULES:
-            raise ConfigError(f"{place}: {module!r} is not a module.{did_you_mean(module, MODULES)}")
-        kind = MODULES[module]
-        if kind.head != (index == len(rows) - 1):
-            heads = ", ".join(name for name, one in MODULES.items() if one.head)
+        module = known(place, written)
+        if (MODULES[module].takes == "predicting") != (index == len(rows) - 1):
+            heads = ", ".join(name for name, kind in MODULES.items() if kind.takes == "predicting")
             raise ConfigError(f"{place}: {module}: the last layer, and no other, is a head ({heads})")
         sources = _sources(place, source, index)
         site = Site(
             place=place,
-            inputs=tuple(outputs[i] if i >= 0 else Maps(3, 1) for i in sources),
+            inputs=tuple(outputs[i] if i >= 0 else Maps(3, Fraction(1)) for i in sources),
             written=repeats,
             repeats=max(round(repeats * depth), 1) if repeats > 1 else 1,
             nc=description["nc"],
             scale=scale,
             width=width,
             most_channels=most_channels,
+            reg_max=description.get("reg_max", 16),
+            end2end=description.get("end2end", False),
+            separable=any(row[2] in SEPARABLE for row in rows),
         )
-        built, maps = kind.build(site, *_arguments(site, module, arguments))
-        layers.append(Layer(built, sources, kind.many))
+        built, maps = _layer(site, module, arguments)
+        layers.append(Layer(built, sources, MODULES[module].takes in ("joined", "predicting"), maps.stride))
         outputs.append(maps)
     return layers
+
+
+def known(place: str, written: str) -> str:
+    """The name in MODULES of what a layer calls its module. Raises ConfigError."""
+    module = ALIASES.get(written, written.removeprefix("torch."))
+    if module in OTHER_TASKS:
+        raise ConfigError(f"{place}: {module} is for another task ({OTHER_TASKS[module]}); this program finds boxes")
+    if module not in MODULES:
+        raise ConfigError(f"{place}: {written!r} is not a module.{did_you_mean(written, MODULES)}")
+    return module
+
+
+def _layer(site: Site, module: str, arguments: list[Any]) -> tuple[nn.Module, Maps]:
+    """Build a layer; ConfigError with its place for arguments that cannot be built."""
+    kind = MODULES[module]
+    values = read_arguments(site.place, module, kind.build, kind.hidden, adjusted(site, module, arguments), site.nc)
+    try:
+        if kind.takes == "joined":
+            return _join(site, kind, values)
+        if kind.takes == "predicting":
+            return kind.build(site, *values), Maps(0, Fraction(1))
+        inputs, stride = site.input
+        if kind.takes == "scaled":
+            outputs = site.channels(values[0])
+            inside = [site.repeats] if kind.repeats else []
+            values = [inputs, outputs, *inside, *values[1:]]
+        elif kind.takes == "written":
+            if values[0] != inputs:
+                raise ValueError(f"is written for {values[0]} channels, and {inputs} come in")
+            outputs = values[1]
+        elif kind.takes == "after":
+            outputs, values = inputs, [inputs, *values]
+        else:
+            outputs = inputs
+        times = 1 if kind.repeats else site.repeats
+        if times > 1 and inputs != outputs:
+            raise ValueError(f"is repeated {times} times, and so must put out what comes in: {outputs} for {inputs}")
+        built = [kind.build(*values) for _ in range(times)]
+    except ValueError as error:
+        raise site.fail(f"{module} {error}") from None
+    for one in built:
+        step = Fraction(whole(getattr(one, "stride", 1)))
+        stride = stride / step if kind.up else stride * step
+    return nn.Sequential(*built) if times > 1 else built[0], Maps(outputs, stride)
+
+
+def adjusted(site: Site, module: str, arguments: list[Any]) -> list[Any]:
+    """A layer's arguments with what the scale itself changes."""
+    if module == "C3k2" and site.scale in LARGE:
+        return [*arguments[:1], True, *arguments[2:]]
+    if module == "A2C2f" and site.scale in LARGEST:
+        return [*arguments, True, 1.2]
+    return arguments
+
+
+def whole(stride: int | tuple[int, int]) -> int:
+    """A stride that is the same along both sides."""
+    return stride[0] if isinstance(stride, tuple) else stride
+
+
+def _join(site: Site, kind: Kind, values: list[Any]) -> tuple[nn.Module, Maps]:
+    """Concat adds channels of maps of one size; CBFuse adds to its last map what it resizes."""
+    if kind.build is join.Concat:
+        strides = sorted({maps.stride for maps in site.inputs})
+        if len(strides) != 1:
+            raise ValueError(f"joins maps of one stride, not strides {', '.join(map(str, strides))}")
+        maps = Maps(sum(maps.channels for maps in site.inputs), strides[0])
+    else:
+        if len(values[0]) != len(site.inputs) - 1:
+            raise ValueError(f"names {len(values[0])} maps of the {len(site.inputs) - 1} layers before the last")
+        maps = site.inputs[-1]
+    return kind.build(*values), maps
 
 
 def _sources(place: str, source: int | list[int], index: int) -> tuple[int, ...]:
@@ -192,29 +302,3 @@ def _sources(place: str, source: int | list[int], index: int) -> tuple[int, ...]
             rule = f"0 to {index - 1}, or -1 to {-index} counted back" if index else "-1, the image"
             raise ConfigError(f"{place}: from {source} is not an earlier layer ({rule})")
     return sources
-
-
-def _arguments(site: Site, module: str, arguments: list[Any]) -> list[Any]:
-    """A layer's arguments with `nc` and `None` read as what they mean, checked against the builder's parameters."""
-    words = {"nc": site.nc, "None": None}
-    values = [words.get(value, value) if isinstance(value, str) else value for value in arguments]
-    parameters = list(inspect.signature(MODULES[module].build).parameters.values())[1:]
-    wanted = ", ".join(str(p).replace(": None", "=None") for p in parameters)
-    needed = sum(p.default is p.empty for p in parameters)
-    if not needed <= len(values) <= len(parameters):
-        raise site.fail(f"{module} takes ({wanted}), not the {len(values)} arguments {arguments}")
-    for value, parameter in zip(values, parameters, strict=False):
-        if not _fits(value, parameter.annotation):
-            raise site.fail(f"{module} takes ({wanted}): {parameter.name} cannot be {value!r}")
-    return values
-
-
-def _fits(value: object, kind: type | None) -> bool:
-    """Whether a value can be an argument of that type; all numbers are sizes and above 0."""
-    if kind is None or value is None:
-        return kind is None and value is None
-    if kind is bool or isinstance(value, bool):
-        return kind is bool and isinstance(value, bool)
-    if kind is float:
-        return isinstance(value, int | float) and value > 0
-    return isinstance(value, kind) and (not isinstance(value, int) or value > 0)

@@ -8,7 +8,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from detector.model.blocks import Conv
+from detector.errors import ConfigError
+from detector.model.activation import activation, set_activation
+from detector.model.blocks.attention import ABlock
+from detector.model.blocks.psa import A2C2f
 from detector.model.description import load_description
 from detector.model.head import Detect, Predictions
 from detector.model.layers import build_layers
@@ -30,7 +33,10 @@ class Network(nn.Module):
         layers = build_layers(description)
         self.description = description
         self.model = nn.ModuleList(layer.module for layer in layers)
+        if text := description.get("activation"):
+            set_activation(self, activation(text, f"{description.get('name', 'model description')}: activation"))
         self._plan = [(layer.sources, layer.many) for layer in layers]
+        self._strides = [layer.stride for layer in layers]
         # The layer after which a map is read no more, so that inference frees it; training needs it for the gradient.
         last = {source: index for index, layer in enumerate(layers) for source in layer.sources}
         self._free = [[s for s in set(layer.sources) if last[s] == i] for i, layer in enumerate(layers)]
@@ -65,27 +71,66 @@ class Network(nn.Module):
         self.head.rerun = which != "off"
 
     def branches(self) -> list[list[nn.Parameter]]:
-        """The trainable parameters that each branch of the loss reaches; this network has one branch."""
-        return [[p for p in self.parameters() if p.requires_grad]]
+        """The trainable parameters that each branch of the loss reaches: one-to-many, then one-to-one if there."""
+        trained = [(name, p) for name, p in self.named_parameters() if p.requires_grad]
+        if not self.head.end2end:
+            return [[p for _, p in trained]]
+        own = [".one2one_" in name for name, _ in trained]
+        return [[p for (_, p), one in zip(trained, own, strict=True) if one is wanted] for wanted in (False, True)]
 
     @torch.no_grad()
     def reset(self, rng: torch.Generator) -> None:
         """Sets all weights and buffers to a fresh start, drawing from `rng` only.
 
-        Convolutions: uniform in +-1/sqrt(fan in), torch's own start. BatchNorm: 1 and 0. Head: see there.
+        Convolutions: uniform in +-1/sqrt(fan in), torch's own start, and no bias. BatchNorm: 1 and 0. Some blocks and
+        the head have a start of their own.
         """
         for module in self.modules():
-            if isinstance(module, nn.Conv2d):
+            if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
                 bound = 1 / math.sqrt(module.weight[0].numel())
                 module.weight.uniform_(-bound, bound, generator=rng)
+                if module.bias is not None:
+                    module.bias.zero_()
             elif isinstance(module, nn.BatchNorm2d):
                 module.reset_parameters()
+        for module in self.modules():
+            if isinstance(module, ABlock | A2C2f):
+                module.reset(rng)
         self.head.reset()
 
 
 def build_network(name_or_path: str | Path, nc: int, seed: int = 0) -> Network:
     """A new network with `nc` classes; one seed always gives the same weights. Raises ConfigError."""
-    return network_from_description({**load_description(name_or_path), "nc": nc}, seed)
+    network = network_from_description({**load_description(name_or_path), "nc": nc}, seed)
+    if Path(name_or_path).suffix:  # a file of the user's
+        check_maps(network)
+    return network
+
+
+@torch.no_grad()
+def check_maps(network: Network) -> None:
+    """Run a small image through the layers. ConfigError names the one where maps do not meet, and the first odd one."""
+    place = network.description.get("name", "model description")
+    side = 2 * max(32, *network.head.strides)
+    maps: dict[int, Any] = {-1: torch.zeros(1, 3, side, side)}
+    odd = ""  # the first layer whose map has not the size that its stride says
+    rows = [*network.description["backbone"], *network.description["head"]]
+    was_training = network.training
+    network.eval()
+    for index, (layer, (sources, many)) in enumerate(zip(network.model, network._plan, strict=True)):
+        inputs = [maps[source] for source in sources]
+        sizes = [tuple(one.shape[2:]) for one in inputs if isinstance(one, Tensor)]
+        try:
+            if layer is network.head and sizes != [(side // stride, side // stride) for stride in layer.strides]:
+                raise RuntimeError(f"reads maps of {sizes} cells from an image of {side} x {side}")
+            maps[index] = out = layer(inputs if many else inputs[0])
+        except RuntimeError as error:
+            raise ConfigError(f"{place}: layer {index}: {rows[index][2]}: {str(error).splitlines()[0]}{odd}") from None
+        wanted = side / network._strides[index]
+        if isinstance(out, Tensor) and not odd and out.shape[2] != wanted:
+            _, _, module, arguments = rows[index]
+            odd = f"; layer {index}, {module} {arguments}, puts out {out.shape[2]} cells a side, not {float(wanted):g}"
+    network.train(was_training)
 
 
 def network_from_description(description: dict[str, Any], seed: int | None = 0) -> Network:
@@ -107,11 +152,11 @@ def network_from_description(description: dict[str, Any], seed: int | None = 0) 
 def fused(network: Network) -> Network:
     """A copy for inference with conv + bn fused: every BatchNorm is folded into its convolution; eval mode.
 
-    The original stays as it is.
+    Of two heads it has the chosen one. The original stays as it is.
     """
     copied = copy.deepcopy(network).eval()
-    for module in copied.modules():
-        if isinstance(module, Conv) and isinstance(module.bn, (nn.BatchNorm2d, nn.SyncBatchNorm)):
-            module.conv = nn.utils.fusion.fuse_conv_bn_eval(module.conv, module.bn)
-            module.bn = nn.Identity()
+    copied.head.keep_chosen()
+    for module in list(copied.modules()):
+        if hasattr(module, "fold"):
+            module.fold()
     return copied.requires_grad_(False)

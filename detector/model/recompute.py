@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from detector.model.blocks import C2PSA, SPPF, C3k2
+from detector.model.blocks.conv import Conv, Focus, GhostConv
 
 
 def is_block(layer: nn.Module) -> bool:
@@ -21,7 +21,7 @@ def is_block(layer: nn.Module) -> bool:
     A block keeps ten maps and more between its input and its output, a single convolution three, of which the next
     layer needs one anyway.
     """
-    return isinstance(layer, C3k2 | SPPF | C2PSA)
+    return has_weights(layer) and not isinstance(layer, Conv | Focus | GhostConv | nn.Conv2d | nn.ConvTranspose2d)
 
 
 def has_weights(layer: nn.Module) -> bool:

@@ -49,6 +49,32 @@ def non_max_suppression(
     ]
 
 
+def best_candidates(
+    boxes_xyxy: Tensor, scores: Tensor, conf: float, max_det: int = 300, multi_label: bool = True
+) -> list[Detections]:
+    """Detections of each of the B images without suppression, for a branch that was trained to answer once.
+
+    Of the `max_det` anchors with the best class, the `max_det` best pairs of an anchor and a class whose score is at
+    least `conf`; without `multi_label` each anchor's best class alone. Equal scores: lower anchor, then lower class.
+    """
+    found = []
+    for boxes, values in zip(boxes_xyxy.float(), scores.float(), strict=True):
+        values = values.where(boxes.isfinite().all(dim=1, keepdim=True) & ~values.isnan(), -1.0)
+        top, best = values.max(dim=1)
+        anchors = _best(top, max_det)[:max_det]
+        classes = values.shape[1]
+        if multi_label:
+            flat = values[anchors].reshape(-1)
+            anchor, label = anchors.repeat_interleave(classes), torch.arange(classes, device=flat.device)
+            label = label.repeat(len(anchors))
+        else:
+            flat, anchor, label = top[anchors], anchors, best[anchors]
+        passed = (flat >= max(conf, 0.0)).nonzero().squeeze(1)
+        order = passed[_best(flat[passed], max_det)[:max_det]]
+        found.append(Detections(boxes[anchor[order]], flat[order], label[order]))
+    return found
+
+
 def _of_one_image(
     boxes_xyxy: Tensor, scores: Tensor, conf: float, iou: float, max_det: int, multi_label: bool
 ) -> Detections:
