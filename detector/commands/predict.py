@@ -20,7 +20,7 @@ def run(options: argparse.Namespace) -> int:
     settings = load_settings(PredictSettings, None, said.overrides, said.values)
     if settings.weights is None or not settings.source:
         raise ConfigError("name a checkpoint, and what to look at: detector predict runs/train photos/ 'more/*.jpg'")
-    detector = load(settings.weights, settings.device, settings.amp)
+    detector = load(settings.weights, settings.device, settings.amp, settings.nms)
     unreadable: list[DataError] = []
     results = detector.stream(
         settings.source,

@@ -17,6 +17,7 @@ from detector.evaluation.evaluate import evaluate_network, ground_truth_of
 from detector.files import writing
 from detector.folders import create_folder
 from detector.model.checkpoint import network_of
+from detector.model.network import check_side
 from detector.precision import choose_precision
 from detector.reporting.summary import draw_evaluation
 from detector.reporting.table import format_class_table
@@ -32,6 +33,7 @@ def run(options: argparse.Namespace) -> int:
     device = choose_device(settings.device)
     precision = choose_precision(settings.amp, device)
     network = network_of(saved, path).to(device)
+    network.head.choose(settings.nms)
     names = tuple(saved["names"])
 
     trained = saved["settings"]
@@ -41,7 +43,14 @@ def run(options: argparse.Namespace) -> int:
     index = in_order_of(index, names, path, data)
     for warning in index.warnings:
         print(f"warning: {settings.split}: {warning}")
-    images = ValidationSet(index, settings.imgsz or saved["imgsz"], bad_images=settings.bad_images)
+    images = ValidationSet(
+        index,
+        settings.imgsz or saved["imgsz"],
+        network.stride,
+        bad_images=settings.bad_images,
+        public_batch=settings.batch if settings.letterbox == "public" else None,
+    )
+    check_side(network, images.imgsz)
 
     evaluation = evaluate_network(
         network,

@@ -59,7 +59,7 @@ CALLED = {
     "confidence": "conf",
     "threshold": "conf",
     "iou_thres": "iou",
-    "nms": "iou",
+    "end2end": "nms",
     "max_detections": "max_det",
     "input": "source",
     "images": "source",

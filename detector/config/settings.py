@@ -45,7 +45,12 @@ Text = Annotated[str, BeforeValidator(text)]
 FilePath = Annotated[  # a str is as good as a Path
     Path, BeforeValidator(text), Field(strict=False), AfterValidator(lambda path: Path(spelt_here(str(path))))
 ]
-STRIDE = 32  # the coarsest stride of the networks: image sides are multiples of it
+Nms = Annotated[
+    bool | Literal["auto"],
+    Words(),
+    Field(description="of a model with two heads, whether the one that needs suppression is used; auto: true"),
+]
+STRIDE = 32  # image sides are multiples of it, whatever the network
 
 
 def one_side(value: Any) -> Any:
@@ -69,9 +74,12 @@ Side = Annotated[
 def model_named(value: str, folder: Path) -> str:
     """v11n, for what this model is called elsewhere; a path made absolute where the text looks like one."""
     path = absolute(value, folder)
-    known = re.fullmatch(r"(?:yolo)?v?(\d+)([a-z])(?:\.ya?ml)?", value.lower())
-    if known and not path.exists() and not path.with_name(f"{path.stem[:-1]}{path.suffix}").exists():
-        return f"v{known[1]}{known[2]}"
+    known = re.fullmatch(r"(?:yolo)?v?(\d+)([a-z])(u|-p\d|)(?:\.ya?ml)?", value.lower())
+    if known:
+        number, scale, rest = known.groups()
+        own = re.sub(rf"{number}{scale}{rest}(?=\.|$)", f"{number}{rest}", path.name, flags=re.IGNORECASE)
+        if not path.exists() and not path.with_name(own).exists():
+            return f"v{number}{scale}{rest}"
     return str(path) if path.suffix.lower() in (".yaml", ".yml", ".pt") else value
 
 
@@ -88,11 +96,13 @@ class Group(BaseModel):
 class ModelKeys(Group):
     located = {"model": model_named}
 
-    model: Annotated[Text, Field(description="v11n .. v11x, or a model YAML")] = "v11n"
+    model: Annotated[Text, Field(description="v11n, v26s, v8m-p2 ..., or a model YAML")] = "v11n"
     weights: Annotated[FilePath | None, Field(description="a checkpoint to start from")] = None
     freeze: Annotated[
-        Whole | list[Whole], Field(description="the first N layers, or a list of layers, stay as they are")
+        Whole | list[Whole | Text],
+        Field(description="the first N layers, or a list of layers and of parts by name ('23.cv2', '*.bn'), stay"),
     ] = 0
+    nms: Nms = "auto"
     bn: Annotated[
         Literal["batch", "sync", "frozen"],
         Words(),
@@ -110,14 +120,15 @@ class ModelKeys(Group):
                 f"is a checkpoint: weights={value} starts from it, and model is the one that it was trained with"
             )
         raise ValueError(
-            "no such file, and nothing is downloaded: model=v11n .. v11x is a fresh network, and weights=FILE.pt "
+            "no such file, and nothing is downloaded: model=v11n, v26s, ... is a fresh network, and weights=FILE.pt "
             "starts it from a checkpoint that you have"
         )
 
     @field_validator("freeze")
     @classmethod
-    def layers_exist(cls, value: int | list[int]) -> int | list[int]:
-        if min([value] if isinstance(value, int) else value, default=0) < 0:
+    def layers_exist(cls, value: int | list[int | str]) -> int | list[int | str]:
+        listed = [value] if isinstance(value, int) else value
+        if min((one for one in listed if isinstance(one, int)), default=0) < 0:
             raise ValueError("layers are counted from 0")
         return value
 
@@ -337,6 +348,7 @@ class UseKeys(DeviceKeys, FolderKeys):
     batch: AtLeastOne = 16
     iou: Fraction = 0.7
     max_det: AtLeastOne = 300
+    nms: Nms = "auto"
 
 
 class ValSettings(NamesKey, UseKeys):
@@ -349,6 +361,11 @@ class ValSettings(NamesKey, UseKeys):
     workers: Annotated[Count | Literal["auto"], Words()] = "auto"
     multiprocessing_start: Annotated[Literal["auto", "fork", "spawn", "forkserver"], Words()] = "auto"
     conf: Fraction = 0.001
+    letterbox: Annotated[
+        Literal["own", "public"],
+        Words(),
+        Field(description="how images are put into the network's input; public: as the public trainer validates"),
+    ] = "own"
     plots: bool = True
     bad_images: Annotated[Literal["skip", "error"], Words()] = "skip"
 

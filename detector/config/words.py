@@ -69,11 +69,13 @@ def kind_of(file: Path) -> str | None:
         keys = {str(key.value) for key, _ in read_yaml(file, "config file").value}
     except ConfigError:
         return None  # reading it for its settings will say why
+    if keys >= {"backbone", "head"}:
+        return "model"
     if keys & (Settings.model_fields.keys() - {"names", "val"}):  # which a data set has, too
         return None
     if keys >= {"train", "names"} or keys >= {"val", "names"}:
         return "data"
-    return "model" if keys >= {"backbone", "head"} else None
+    return None
 
 
 def of_checkpoint(words: Sequence[str], sources: bool = False) -> Said:

@@ -20,6 +20,7 @@ from detector.data.image import (
 )
 from detector.data.index import Index
 from detector.data.mosaic import mosaic, mosaic_centre
+from detector.data.public_letterbox import batch_shapes, public_letterbox
 from detector.errors import DataError
 from detector.rng import Purpose, generator
 
@@ -124,13 +125,23 @@ def damage(index: Index, i: int) -> str:
 class ValidationSet:
     """Letterboxed images whose shape depends on each image alone; see `letterbox`.
 
+    With `public_batch` their shapes are those of the public trainer's validation in batches of so many.
     With `bad_images` "skip" a damaged image is None; with "error" it raises DamagedImageError.
     """
 
     def __init__(
-        self, index: Index, imgsz: int, stride: int = 32, rect: bool = True, bad_images: BadImages = "skip"
+        self,
+        index: Index,
+        imgsz: int,
+        stride: int = 32,
+        rect: bool = True,
+        bad_images: BadImages = "skip",
+        public_batch: int | None = None,
     ) -> None:
         self.index, self.imgsz, self.stride, self.rect, self.bad_images = index, imgsz, stride, rect, bad_images
+        self._public: np.ndarray | None = None  # (images, 2) shapes by the public rule
+        if public_batch is not None:
+            self._public = batch_shapes(index.heights, index.widths, imgsz, public_batch, stride)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -143,8 +154,12 @@ class ValidationSet:
             if self.bad_images == "error":
                 raise
             return None
+        if self._public is not None:
+            return *public_letterbox(image, self.imgsz, self.shape(i)), i
         return *letterbox(image, self.imgsz, self.stride, self.rect), i
 
     def shape(self, i: int) -> tuple[int, int]:
         """(height, width) of image i once letterboxed, without decoding it."""
+        if self._public is not None:
+            return tuple(self._public[i].tolist())
         return letterbox_geometry(*self.index.size(i), self.imgsz, self.stride, self.rect)[0]

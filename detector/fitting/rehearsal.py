@@ -199,7 +199,7 @@ def validate(job: Job, state: TrainState, network: Network, device: torch.device
 
 def find(job: Job, state: TrainState, network: Network, device: torch.device) -> None:
     """Detect in one batch of the largest validation shape."""
-    shapes = ValidationSet(job.validation, job.settings.imgsz)
+    shapes = ValidationSet(job.validation, job.settings.imgsz, network.stride)
     height, width = max((shapes.shape(i) for i in range(len(shapes))), key=lambda shape: shape[0] * shape[1])
     one = torch.from_numpy(job.sample.image)[:height, :width]
     batch = job.settings.val_batch or job.settings.batch

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from detector.errors import ConfigError, DataError
 from detector.inference.infer import Limits, find_objects, for_inference, within_memory
 from detector.inference.sources import Source, find_images
-from detector.model.network import Network
+from detector.model.network import Network, check_side
 
 if TYPE_CHECKING:
     from detector.data.image import Letterbox
 
-STRIDE = 32  # the coarsest stride of the networks: image sides are multiples of it
+STRIDE = 32  # image sides are multiples of it, whatever the network
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,7 @@ class Detector:
         unreadable: is told of an image that cannot be read, which is then left out.
         """
         check_limits(conf, iou, imgsz, batch, max_det)
+        check_side(self.network, imgsz or self.imgsz)
         prepared = self._prepared(sources, imgsz or self.imgsz, unreadable)
         return self._results(prepared, Limits(conf, iou, max_det, multi_label=False), batch)
 
@@ -135,7 +136,7 @@ class Detector:
 
         image = read_rgb(source) if isinstance(source, Path) else source
         check_image(image)
-        network_image, placement = letterbox(image, imgsz)
+        network_image, placement = letterbox(image, imgsz, self.network.stride)
         return _Prepared(source if isinstance(source, Path) else None, image, network_image, placement)
 
     def _predict(self, group: list[_Prepared], limits: Limits, most: int | None) -> tuple[list[Result], int | None]:

@@ -1,6 +1,7 @@
 """From a checkpoint to a detector that is ready to predict."""
 
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -13,16 +14,21 @@ from detector.values import plain
 
 
 def load(
-    path: str | Path, device: str | int | torch.device = "auto", amp: str | bool | torch.dtype = "auto"
+    path: str | Path,
+    device: str | int | torch.device = "auto",
+    amp: str | bool | torch.dtype = "auto",
+    nms: bool | Literal["auto"] = "auto",
 ) -> Detector:
     """A trained detector from a checkpoint or a run's folder: `.network`, `.names`, `.predict(...)`.
 
-    device and amp are as in a config: where it runs, and in which precision. Raises CheckpointError for a file that is
-    missing, damaged or of another program, ConfigError for a device or precision that is not there.
+    device, amp and nms are as in a config: where it runs, in which precision, and whether boxes are suppressed. Raises
+    CheckpointError for a file that is missing, damaged or of another program, ConfigError for a device, precision or
+    head that is not there.
     """
     path = checkpoint_file.weights_in(Path(path))
     saved = checkpoint_file.read(path)
     target = choose_device(plain(device))
     network = network_of(saved, path).to(target)
+    network.head.choose(nms)
     precision = choose_precision(amp, target)
     return Detector(network, tuple(saved["names"]), saved["imgsz"], target, precision.autocast)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -126,8 +126,11 @@ class Detect(nn.Module):
             self.one2one_cv2.load_state_dict(self.cv2.state_dict())
             self.one2one_cv3.load_state_dict(self.cv3.state_dict())
 
-    def choose(self, nms: bool | None) -> None:
-        """Select the branches for inference: with suppression or without; None: with. ConfigError without a choice."""
+    def choose(self, nms: bool | Literal["auto"]) -> None:
+        """Select the branches for inference, with suppression or without; auto: with.
+
+        ConfigError where there is no such branch.
+        """
         if nms is False and not self.end2end:
             raise ConfigError("nms=false: this model has no branch whose boxes need no suppression (v26 and v10 have)")
         self.nms = nms is not False

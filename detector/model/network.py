@@ -22,7 +22,7 @@ __all__ = ["Network", "build_network", "fused", "load_description", "network_fro
 
 
 class Network(nn.Module):
-    """A detector for RGB images in 0..1 whose height and width are multiples of the largest stride.
+    """A detector for RGB images in 0..1 whose height and width are multiples of `stride`.
 
     `description` is plain data from which `network_from_description` builds the same network again. The state dict has
     the names of the public checkpoints: model.<layer>.<member>...
@@ -47,6 +47,11 @@ class Network(nn.Module):
     def head(self) -> Detect:
         """The last layer, which says how its predictions are decoded, selected and trained."""
         return self.model[-1]
+
+    @property
+    def stride(self) -> int:
+        """Sides of an input are multiples of it, in pixels."""
+        return max(32, *self.head.strides)
 
     def forward(self, images: Tensor) -> Predictions:
         """(B, 3, H, W) images to raw predictions."""
@@ -107,11 +112,21 @@ def build_network(name_or_path: str | Path, nc: int, seed: int = 0) -> Network:
     return network
 
 
+def check_side(network: Network, imgsz: int) -> None:
+    """Raise ConfigError unless a square of that side is an input of the network."""
+    if imgsz % network.stride:
+        nearest = max(round(imgsz / network.stride), 1) * network.stride
+        raise ConfigError(
+            f"imgsz={imgsz}: must be a multiple of {network.stride}, the largest stride of this model; the nearest is "
+            f"{nearest}"
+        )
+
+
 @torch.no_grad()
 def check_maps(network: Network) -> None:
     """Run a small image through the layers. ConfigError names the one where maps do not meet, and the first odd one."""
     place = network.description.get("name", "model description")
-    side = 2 * max(32, *network.head.strides)
+    side = 2 * network.stride
     maps: dict[int, Any] = {-1: torch.zeros(1, 3, side, side)}
     odd = ""  # the first layer whose map has not the size that its stride says
     rows = [*network.description["backbone"], *network.description["head"]]

@@ -18,7 +18,8 @@ from detector.device import choose_device
 from detector.errors import CheckpointError, ConfigError
 from detector.loss.criterion import DetectionLoss
 from detector.model.checkpoint import start_from
-from detector.model.network import Network, build_network
+from detector.model.freezing import freeze
+from detector.model.network import Network, build_network, check_side
 from detector.model.norm import set_norms
 from detector.precision import Precision, choose_precision
 from detector.run.interrupt import Interruption
@@ -64,7 +65,7 @@ def build(settings: Settings, resume: Resume | None, say: Say) -> Run:
         device=device,
         names=names,
         training=training_set(training, settings),
-        validation=ValidationSet(validation, settings.imgsz, bad_images=settings.bad_images),
+        validation=ValidationSet(validation, settings.imgsz, network.stride, bad_images=settings.bad_images),
         workers=worker_count(settings.workers),
         schedule=schedule_of(settings, state),
         rules=step_rules(settings, network),
@@ -115,6 +116,7 @@ def prepared_network(settings: Settings, names: Sequence[str], device: torch.dev
     Everything but images, optimizer and averages: what `tune` measures is this network, too.
     """
     network = build_network(settings.model, len(names), settings.seed)
+    check_side(network, settings.imgsz)
     if settings.weights and say:
         say(start_from(network, settings.weights, names))
     equip(network, settings, device)
@@ -125,8 +127,9 @@ def prepared_network(settings: Settings, names: Sequence[str], device: torch.dev
 
 
 def equip(network: Network, settings: Settings, device: torch.device) -> None:
-    """Freeze layers, and choose norms and checkpoints, as the settings say."""
+    """Freeze layers, and choose norms, checkpoints and what is validated of two heads, as the settings say."""
     freeze(network, settings.freeze)
+    network.head.choose(settings.nms)
     set_norms(network, settings.norm, device, distributed.world_size())
     network.set_checkpoint(settings.checkpoint)
 
@@ -163,18 +166,6 @@ def training_set(index: Index, settings: Settings) -> TrainingSet:
         settings.cache,
         settings.bad_images,
     )
-
-
-def freeze(network: Network, layers: int | list[int]) -> None:
-    """Stop training the first `layers` layers, or those listed. ConfigError where the model has no such layer."""
-    chosen = list(range(layers)) if isinstance(layers, int) else layers
-    count = len(network.model)
-    if chosen and max(chosen) >= count - 1:
-        raise ConfigError(
-            f"freeze={layers}: this model has layers 0 to {count - 1}, and the last, the head, must train"
-        )
-    for layer in chosen:
-        network.model[layer].requires_grad_(False)
 
 
 def precision_of(settings: Settings, device: torch.device, resume: Resume | None) -> Precision:
