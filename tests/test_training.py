@@ -185,7 +185,10 @@ def test_weights_of_a_run_start_another(tmp_path, common, capsys):
     ("overrides", "message"),
     [
         (["data=nothing.yaml"], "nothing.yaml"),
-        (["model=v12n"], "v11n"),
+        (["model=v13n"], "v11n"),
+        (["model=v8n-p6", "imgsz=96"], "imgsz=96: must be a multiple of 64, the largest stride of this model"),
+        (["nms=false"], "nms=false: this model has no branch whose boxes need no suppression"),
+        (["metric=l1"], "metric=l1: the losses of this model are box, cls, dfl"),
         (["epoch=3"], "Did you mean 'epochs'?"),
         (["imgsz=100"], "multiple of 32"),
         (["device=7"], "device=7"),

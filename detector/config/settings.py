@@ -234,7 +234,9 @@ class StepKeys(Group):
 class LossKeys(Group):
     box: NotNegative = 7.5
     cls: NotNegative = 0.5
-    dfl: NotNegative = 1.5
+    dfl: Annotated[
+        NotNegative, Field(description="of the distribution focal loss; in v26 of the distances' L1 loss")
+    ] = 1.5
 
 
 class AugmentKeys(Group):
@@ -271,7 +273,7 @@ class RunKeys(FolderKeys):
     val: Annotated[bool, Field(description="validate after every epoch")] = True
     plots: Annotated[bool, Field(description="draw images and curves")] = True
     metric: Annotated[
-        Literal["mAP50-95", "mAP50", "mAP75", "precision", "recall", "F1", "box", "cls", "dfl"],
+        Literal["mAP50-95", "mAP50", "mAP75", "precision", "recall", "F1", "box", "cls", "dfl", "l1"],
         Words(),
         Field(description="a column of metrics.csv: what is best; of the training losses the lowest"),
     ] = "mAP50-95"

@@ -100,8 +100,9 @@ def rehearse(job: Job, device: torch.device) -> float:
         evaluation = validate(job, state, state.ema.network, device)
         save(state)
         if evaluation and job.settings.plots:
-            row = {"epoch": 1.0, "box": 1.0, "cls": 1.0, "dfl": 1.0, "lr": 1.0, **evaluation.row()}
-            plot_history([row, {**row, "epoch": 2.0}], folder / "curves.png")
+            terms = state.network.head.terms
+            row = {"epoch": 1.0, **dict.fromkeys(terms, 1.0), "lr": 1.0, **evaluation.row()}
+            plot_history([row, {**row, "epoch": 2.0}], folder / "curves.png", terms)
         while len(seconds) < LEAST or (len(seconds) < MOST and sum(seconds) < SECONDS):
             seconds.append(timed(step))
         measure_best(job, state, save(state), device)

@@ -117,6 +117,7 @@ def prepared_network(settings: Settings, names: Sequence[str], device: torch.dev
     """
     network = build_network(settings.model, len(names), settings.seed)
     check_side(network, settings.imgsz)
+    check_metric(settings.metric, network)
     if settings.weights and say:
         say(start_from(network, settings.weights, names))
     equip(network, settings, device)
@@ -124,6 +125,13 @@ def prepared_network(settings: Settings, names: Sequence[str], device: torch.dev
     if device.type != "mps":  # measured to help on CPUs and on GPUs with tensor cores
         network = network.to(memory_format=torch.channels_last)
     return network
+
+
+def check_metric(metric: str, network: Network) -> None:
+    """Raise ConfigError where what is best would be a loss that this model has not."""
+    terms = network.head.terms
+    if metric in ("dfl", "l1") and metric not in terms:
+        raise ConfigError(f"metric={metric}: the losses of this model are {', '.join(terms)}")
 
 
 def equip(network: Network, settings: Settings, device: torch.device) -> None:
