@@ -262,9 +262,10 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # its tables say no more than we do
     os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // processes, 1)))
-    options = ["--standalone", f"--nproc-per-node={processes}", f"--log-dir={tempfile.gettempdir()}"]
     try:
-        run(get_args_parser().parse_args([*options, "-m", "detector", *arguments]))
+        with tempfile.TemporaryDirectory(prefix="detector-") as logs:  # torchrun makes a folder even for no logs
+            options = ["--standalone", f"--nproc-per-node={processes}", f"--log-dir={logs}"]
+            run(get_args_parser().parse_args([*options, "-m", "detector", *arguments]))
     except SignalException as stop:
         raise Interrupted(int(stop.sigval)) from None
     except ChildFailedError as error:

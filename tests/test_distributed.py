@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -125,13 +126,17 @@ def test_ranks_with_batch_statistics_stay_equal_and_resume(tmp_path, common):
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_a_mistake_on_all_ranks_is_told_once(tmp_path, common, capfd):
+def test_a_mistake_on_all_ranks_is_told_once(tmp_path, common, capfd, monkeypatch):
+    logs = tmp_path / "tmp"
+    logs.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(logs))
     arguments = ["train", *common, f"data={tmp_path / 'no.yaml'}", "device=cpu:2", f"project={tmp_path}"]
     assert launch(2, arguments) == 2
     error = capfd.readouterr().err
     assert error.count("no.yaml") == 1
     assert "Traceback" not in error
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [logs]
+    assert list(logs.iterdir()) == []  # nor does the launcher leave anything
 
 
 def test_nothing_is_still_asking_the_store_when_a_process_ends(monkeypatch):
