@@ -11,6 +11,7 @@ from slow_loss import Raw, Truth, cells
 from detector.data.batch import Batch
 
 TINY = Path(__file__).parent / "data" / "tiny.yaml"  # a v11 thin and shallow enough for seconds
+TINY26 = TINY.with_name("tiny26.yaml")  # the same of a v26: two heads, plain distances
 
 
 def write_dataset(folder: Path, train: int = 10, val: int = 4, size: int = 64) -> Path:
