@@ -1,8 +1,8 @@
 """Run by torchrun, once a rank: trains windows on a tiny network and saves what the tests compare.
 
-Usage: rank_worker.py OUT WINDOWS POISONED [CHECKPOINT [MODEL]], where WINDOWS is a list of windows, each a list of boxes per
-image, and POISONED the number of the one in which a gradient overflows on the last rank. With a CHECKPOINT other than
-off, activations are also offloaded, however small. A MODEL with two heads has each branch's gains.
+Usage: rank_worker.py OUT WINDOWS POISONED [CHECKPOINT [MODEL]], where WINDOWS is a list of windows, each a list of
+boxes per image, and POISONED the number of the one in which a gradient overflows on the last rank. With a CHECKPOINT
+other than off, activations are also offloaded, however small. A MODEL with two heads has each branch's gains.
 """
 
 import json
