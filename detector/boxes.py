@@ -42,17 +42,18 @@ def ciou(a_xyxy: Tensor, b_xyxy: Tensor, eps: float = 1e-7) -> Tensor:
     """Complete IoU of boxes paired along the leading dimensions: (..., 4) and (..., 4) to (...).
 
     CIoU = IoU - (rho^2 / c^2 + a v): rho the distance of the centres, c the diagonal of the smallest enclosing box,
-    v = 4 / pi^2 (atan(w_b / h_b) - atan(w_a / h_a))^2 and a = v / (v - IoU + 1 + eps), which carries no gradient.
+    v = 4 / pi^2 (atan(w_b / h_b) - atan(w_a / h_a))^2 and a = v / (v - IoU + 1 + eps), which carries no gradient. As
+    usual with YOLO, `eps` is also added to both heights, to the union and to c^2.
     Zheng et al., "Enhancing geometric factors in model learning and inference" (2020).
     torchvision's `complete_box_iou_loss` is 1 - this, but NaN in value and gradient for a box of no height.
     """
-    a_size = a_xyxy[..., 2:] - a_xyxy[..., :2]
-    b_size = b_xyxy[..., 2:] - b_xyxy[..., :2]
+    a_width, a_height = a_xyxy[..., 2] - a_xyxy[..., 0], a_xyxy[..., 3] - a_xyxy[..., 1] + eps
+    b_width, b_height = b_xyxy[..., 2] - b_xyxy[..., 0], b_xyxy[..., 3] - b_xyxy[..., 1] + eps
     overlap = (torch.minimum(a_xyxy[..., 2:], b_xyxy[..., 2:]) - torch.maximum(a_xyxy[..., :2], b_xyxy[..., :2])).clamp(
         min=0
     )
     intersection = overlap.prod(dim=-1)
-    union = a_size.prod(dim=-1) + b_size.prod(dim=-1) - intersection + eps
+    union = a_width * a_height + b_width * b_height - intersection + eps
     iou = intersection / union
 
     hull = torch.maximum(a_xyxy[..., 2:], b_xyxy[..., 2:]) - torch.minimum(a_xyxy[..., :2], b_xyxy[..., :2])
@@ -60,9 +61,7 @@ def ciou(a_xyxy: Tensor, b_xyxy: Tensor, eps: float = 1e-7) -> Tensor:
     offset = a_xyxy[..., :2] + a_xyxy[..., 2:] - b_xyxy[..., :2] - b_xyxy[..., 2:]
     distance2 = offset.square().sum(dim=-1) / 4
 
-    a_angle = torch.atan(a_size[..., 0] / (a_size[..., 1] + eps))
-    b_angle = torch.atan(b_size[..., 0] / (b_size[..., 1] + eps))
-    v = (4 / math.pi**2) * (b_angle - a_angle).square()
+    v = (4 / math.pi**2) * (torch.atan(b_width / b_height) - torch.atan(a_width / a_height)).square()
     with torch.no_grad():
         weight = v / (v - iou + 1 + eps)
     return iou - (distance2 / diagonal2 + weight * v)

@@ -30,7 +30,7 @@ from detector.errors import ConfigError, DetectorError
 from detector.fitting.capacity import resident
 from detector.fitting.estimate import Counted
 from detector.fitting.search import MODES
-from detector.loss.assign import ALPHA, BETA, EPS, MIN_SIDE, assign
+from detector.loss.assign import ALPHA, BETA, EPS, assign, least_side
 from detector.precision import choose_precision
 from detector.step.offload import offloaded
 from detector.step.plan import Window
@@ -142,14 +142,14 @@ def dense(scene: Scene, at_once: int = 8, topk: int = 10) -> Tensor:
         part = slice(start, start + at_once)
         gt, classes, logits = all_gt[part], all_classes[part], scene.logits[part]
         centre, size = (gt[..., :2] + gt[..., 2:]) / 2, gt[..., 2:] - gt[..., :2]
-        half = size.clamp(min=MIN_SIDE) / 2
+        half = size.clamp(min=least_side(STRIDES)) / 2
         inside = ((pixels - centre[:, :, None]).abs() < half[:, :, None]).all(dim=-1)  # (b, N, A)
         overlap = ciou(gt[:, :, None], scene.boxes_xyxy[part, None]).clamp(min=0) * inside
         score = logits.gather(1, classes[:, :, None].expand(-1, -1, logits.shape[2])).sigmoid()
         align = score.pow(ALPHA) * overlap.pow(BETA)
         chosen = torch.zeros_like(inside).scatter_(2, align.topk(topk).indices, True) & inside
-        best = torch.where(chosen, overlap, -1.0).argmax(dim=1, keepdim=True)
-        chosen &= torch.zeros_like(inside).scatter_(1, best, True)
+        best = torch.zeros_like(inside).scatter_(1, overlap.argmax(dim=1, keepdim=True), True)
+        chosen = torch.where(chosen.sum(dim=1, keepdim=True) > 1, best, chosen)
         align, overlap = align * chosen, overlap * chosen
         worth = overlap.amax(dim=2, keepdim=True) / (align.amax(dim=2, keepdim=True) + EPS)
         targets.append((align * worth).amax(dim=1))

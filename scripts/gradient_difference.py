@@ -63,20 +63,23 @@ def window_gradients(network: Network, samples: Sequence[Sample], batch: int) ->
     """The window's gradient by each rule, cut into micro-batches of `batch`: one backward pass a micro-batch."""
     device = next(network.parameters()).device
     criterion = DetectionLoss(network.head)
-    gains = torch.tensor([getattr(LossKeys(), term) for term in network.head.terms], device=device)
-    (parameters,) = network.branches()
-    gradients: dict[str, Tensor] = dict.fromkeys(RULES, torch.zeros((), device=device))
-    weights = torch.zeros(1, device=device)
+    gains = torch.tensor([getattr(LossKeys(), gain) for gain in network.head.gains], device=device)
+    branches = network.branches()
+    sums: dict[str, list[Tensor | float]] = {name: [0.0] * len(branches) for name in RULES}
+    weights = torch.zeros(len(branches), device=device)
     for micro in split(range(len(samples)), batch, devices=1)[0]:
         images = collate([samples[number] for number in micro]).to(device)
-        (loss,) = criterion(network(images.network_input()), images)
-        parts = torch.autograd.grad((loss.terms * gains).sum(), parameters, allow_unused=True, materialize_grads=True)
-        gradient = torch.cat([part.flatten() for part in parts])  # of the sum: either rule is a factor on it
-        for name, rule in RULES.items():
-            gradients[name] = gradients[name] + gradient * rule.before(loss.weight, len(micro), 1.0)
-        weights += loss.weight
-    images = torch.tensor(len(samples), device=device)
-    return {name: gradients[name] * rule.after(weights, images, 1.0) for name, rule in RULES.items()}
+        losses = criterion(network(images.network_input()), images)
+        for number, (loss, parameters) in enumerate(zip(losses, branches, strict=True)):
+            total, more = (loss.terms * gains).sum(), number < len(branches) - 1
+            options = {"allow_unused": True, "materialize_grads": True, "retain_graph": more}
+            parts = torch.autograd.grad(total, parameters, **options)
+            gradient = torch.cat([part.flatten() for part in parts])  # of the sum: either rule is a factor on it
+            for name, rule in RULES.items():
+                sums[name][number] += gradient * rule.before(loss.weight, len(micro), 1.0)
+            weights[number] += loss.weight
+    after = {name: rule.after(weights, torch.tensor(len(samples), device=device), 1.0) for name, rule in RULES.items()}
+    return {name: torch.cat([one * by for one, by in zip(sums[name], after[name], strict=True)]) for name in RULES}
 
 
 def difference(cut: Tensor, whole: Tensor) -> Difference:

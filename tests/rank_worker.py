@@ -1,8 +1,8 @@
 """Run by torchrun, once a rank: trains windows on a tiny network and saves what the tests compare.
 
-Usage: rank_worker.py OUT WINDOWS POISONED [CHECKPOINT], where WINDOWS is a list of windows, each a list of boxes per
-image, and POISONED the number of the one in which a gradient overflows on the last rank. With a CHECKPOINT other than
-off, activations are also offloaded, however small.
+Usage: rank_worker.py OUT WINDOWS POISONED [CHECKPOINT [MODEL]], where WINDOWS is a list of windows, each a list of
+boxes per image, and POISONED the number of the one in which a gradient overflows on the last rank. With a CHECKPOINT
+other than off, activations are also offloaded, however small. A MODEL with two heads has each branch's gains.
 """
 
 import json
@@ -10,8 +10,8 @@ import sys
 from dataclasses import replace
 
 import torch
-from scenes import cut_batch, random_batch
-from test_step import RATES, Double, new_state
+from scenes import TINY, cut_batch, random_batch
+from test_step import Double, new_state, rates_of
 
 from detector import distributed
 from detector.data.batch import blank_batch
@@ -22,8 +22,8 @@ from detector.step.plan import Window, split
 from detector.step.step import StepRules, train_window
 
 
-def main(out: str, windows: list[list[int]], poisoned: int, checkpoint: str = "off") -> None:
-    state = new_state(torch.float64)
+def main(out: str, windows: list[list[int]], poisoned: int, checkpoint: str = "off", model: str = str(TINY)) -> None:
+    state = new_state(torch.float64, model=model)
     criterion = DetectionLoss(state.network.head)
     rules = StepRules(criterion, clip_norm=1e9)
     if checkpoint != "off":
@@ -33,7 +33,8 @@ def main(out: str, windows: list[list[int]], poisoned: int, checkpoint: str = "o
     reductions = []
     with distributed.process_group(torch.device("cpu")):
         gradients = GradientSum(state.network)
-        size = sum(parameter.numel() for parameter in state.network.branches()[0])
+        parameters = [one for branch in state.network.branches() for one in branch]
+        size = sum(parameter.numel() for parameter in parameters)
         all_reduce = torch.distributed.all_reduce
 
         def counted(tensor, *arguments, **options):
@@ -56,9 +57,9 @@ def main(out: str, windows: list[list[int]], poisoned: int, checkpoint: str = "o
             last_rank = distributed.rank() == distributed.world_size() - 1
             factor = float("inf") if number == poisoned and last_rank else 1.0
             hook = state.network.model[0].conv.weight.register_hook(lambda gradient, by=factor: gradient * by)
-            report = train_window(state, gradients, rules, Window(0, 0, cut), mine, RATES)
+            report = train_window(state, gradients, rules, Window(0, 0, cut), mine, rates_of(state))
             hook.remove()
-            gradient = torch.cat([p.grad.flatten() for p in state.network.branches()[0]])
+            gradient = torch.cat([parameter.grad.flatten() for parameter in parameters])
             rows.append((gradient.clone(), report, sum(reductions[before:]), len(cut[0])))
         if distributed.is_main():
             weights = {name: value.clone() for name, value in state.network.state_dict().items()}

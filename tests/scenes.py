@@ -6,10 +6,12 @@ import cv2
 import numpy as np
 import torch
 import yaml
+from slow_loss import Raw, Truth, cells
 
 from detector.data.batch import Batch
 
 TINY = Path(__file__).parent / "data" / "tiny.yaml"  # a v11 thin and shallow enough for seconds
+TINY26 = TINY.with_name("tiny26.yaml")  # the same of a v26: two heads, plain distances
 
 
 def write_dataset(folder: Path, train: int = 10, val: int = 4, size: int = 64) -> Path:
@@ -69,3 +71,40 @@ def cut_batch(batch: Batch, sizes: list[int]) -> list[Batch]:
         )
         start += size
     return parts
+
+
+KINDS = {  # boxes of each image, and the limits of their sides in pixels
+    "dense": ([40, 25], 6.0, 60.0),
+    "tiny": ([12, 20, 3], 0.5, 7.0),
+    "mixed": ([0, 9, 2, 17], 2.0, 60.0),
+    "empty": ([0, 0], 2.0, 60.0),
+}
+
+
+def near_truth(kind, strides, seed: int = 0, noise: float = 0.15, reg_max: int = 1) -> tuple[Raw, Truth]:
+    """Raw output in fp64 for images of 64 x 96 pixels, where an anchor predicts about one of the boxes of its image."""
+    rng = torch.Generator().manual_seed(seed)
+    counts, smallest, largest = KINDS[kind]
+    width, height = 64, 96
+    side = torch.rand(sum(counts), 2, generator=rng).double() * (largest - smallest) + smallest
+    low = torch.rand(sum(counts), 2, generator=rng).double() * (torch.tensor([width, height]) - side)
+    owners = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    truth = Truth(torch.cat((low, low + side), dim=1), torch.randint(0, 3, (sum(counts),), generator=rng), owners)
+    shapes = tuple((height // stride, width // stride) for stride in strides)
+    anchors = cells(shapes, strides)
+    ltrb = torch.randn(len(counts), len(anchors), 4, generator=rng).double()
+    for image in range(len(counts)):
+        boxes = truth.boxes_xyxy[owners == image]
+        for index, cell in enumerate(anchors):
+            x, y = cell.x * cell.stride, cell.y * cell.stride
+            inside = [one for one in boxes.tolist() if one[0] - 8 < x < one[2] + 8 and one[1] - 8 < y < one[3] + 8]
+            if inside:
+                # some boxes are predicted by many anchors, so that others take what those leave
+                x1, y1, x2, y2 = inside[int(len(inside) * torch.rand(1, generator=rng) ** 3)]
+                error = torch.randn(4, generator=rng).double() * noise * (x2 - x1 + y2 - y1) / 2
+                ltrb[image, index] = (torch.tensor([x - x1, y - y1, x2 - x, y2 - y]) + error) / cell.stride
+    logits = torch.randn(len(counts), 3, len(anchors), generator=rng).double()
+    if reg_max == 1:
+        return Raw(ltrb.transpose(1, 2), logits, shapes), truth
+    nearness = -(ltrb[..., None] - torch.arange(reg_max)).square() + torch.rand(*ltrb.shape, reg_max, generator=rng)
+    return Raw(nearness.flatten(-2).transpose(1, 2), logits, shapes), truth

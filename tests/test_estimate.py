@@ -1,13 +1,23 @@
 """`detector tune --estimate`: what is counted without a device, against real tensors, real states and a formula."""
 
+import numpy as np
 import pytest
 import torch
-from scenes import TINY, write_dataset
+from scenes import TINY, TINY26, write_dataset
 from test_training import run
 from test_trial import LINUX, silent, tiny
 from torch import nn
 
-from detector.fitting.estimate import Alive, Counted, count_network, estimate_bench, standing
+from detector.data.batch import Sample
+from detector.fitting.estimate import (
+    Alive,
+    Counted,
+    branches_of,
+    count_loss,
+    count_network,
+    estimate_bench,
+    standing,
+)
 from detector.fitting.fit import bench
 from detector.fitting.search import cut_of
 from detector.run.build import prepared_network
@@ -43,10 +53,11 @@ def test_kept_bytes_equal_those_written_down():
     assert y.shape == (2, 16, 64, 64)
 
 
-def test_fake_tensors_keep_what_real_ones_keep(data):
+@pytest.mark.parametrize("model", [TINY, TINY26])
+def test_fake_tensors_keep_what_real_ones_keep(data, model):
     """The network's kept bytes, counted without computing, are those of a real forward pass by autograd's hooks."""
     for overrides in (("amp=fp32",), ("amp=bf16",), ("amp=bf16", "checkpoint=stages"), ("amp=fp32", "checkpoint=all")):
-        chosen = tiny(data, "batch=4", *overrides)
+        chosen = tiny(data, "batch=4", *overrides, f"model={model}")
         counts, outputs, _ = count_network(chosen, 2, 4, chosen.amp)
         network = prepared_network(chosen, ("a", "b"), torch.device("cpu"), None).train()
         counted = Counted(offload=False)
@@ -54,9 +65,20 @@ def test_fake_tensors_keep_what_real_ones_keep(data):
         with counted.context(), torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             network(torch.rand(4, 64, 64, 3).permute(0, 3, 1, 2))
         kept = sum(counted.kept.values())
-        results = sum(one.numel() * one.element_size() for one in (outputs.boxes, outputs.logits))
+        ends = [end for one in branches_of(outputs) for end in (one.boxes, one.logits)]
+        results = sum(one.numel() * one.element_size() for one in ends)
         copies = sum(p.numel() * 2 for p in network.parameters() if p.dim() > 1) if enabled else 0
         assert kept <= counts.kept <= (kept + results + copies) * 1.05, overrides
+
+
+def test_the_loss_of_two_branches_takes_what_each_keeps_and_one_at_work(data):
+    """The first branch's graph is there while the second is assigned; its assigner's work is not."""
+    _, outputs, network = count_network(tiny(data, "batch=4", f"model={TINY26}"), 2, 4, "fp32")
+    image, classes = np.zeros((64, 64, 3), np.uint8), np.zeros(200, np.int64)
+    low = np.random.default_rng(0).random((200, 2), np.float32) * 30
+    sample = Sample(image, np.concatenate((low, low + 30), axis=1), classes, 0)
+    one, both = count_loss(network, outputs._replace(one2one=None), sample), count_loss(network, outputs, sample)
+    assert one < both < 2 * one
 
 
 def test_less_is_kept_with_checkpoints_and_offload(data):

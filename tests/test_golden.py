@@ -1,7 +1,8 @@
 """The first windows of a fixed run, in numbers: a change of the mathematics, however small, is a change of a file.
 
-`golden/losses.csv` holds what each window reported. After a change that is meant, write it again and commit the two
-together, so that the history says what moved and why:
+`golden/losses.csv` holds what each window reported, of a network with one head, and `golden/losses26.csv` of one with
+two. After a change that is meant, write them again and commit them with it, so that the history says what moved and
+why:
 
     python tests/test_golden.py
 
@@ -16,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scenes import TINY, TINY26
 from test_step import GAINS, new_state, step_of
 
 from detector.data.batch import Batch
@@ -25,7 +27,8 @@ from detector.step.plan import Cut, epoch_windows, split
 from detector.step.schedule import Leg, Schedule
 from detector.step.statistics import set_modes
 
-GOLDEN = Path(__file__).parent / "golden" / "losses.csv"
+GOLDEN = Path(__file__).parent / "golden"
+MODELS = {"losses": TINY, "losses26": TINY26}  # one head and two, by the names of their files
 WINDOWS = 10
 SIZE, BOXES = 64, [2, 0, 1, 5, 0, 3, 1, 9, 0, 0, 0, 0, 2, 1, 1, 4, 0, 2, 1, 0, 6, 1, 3]  # pixels; boxes of each image
 CUT, WARMUP, EPOCHS = Cut(batch=4, accumulate=3), 1.5, 4  # windows of 4 to 12 images, in warmup and after it
@@ -50,11 +53,11 @@ def data_set(stream):
     return Batch(images, boxes_xyxy, classes, owners, samples=torch.arange(len(BOXES)), bad=nothing)
 
 
-def first_state(stream, choice):
+def first_state(stream, choice, model):
     """Weights of the size that torch starts with, norms and biases a little off their start; norms learn."""
-    state = new_state(torch.float64)
+    state = new_state(torch.float64, model=model)
     with torch.no_grad():
-        for parameter in state.network.branches()[0]:
+        for parameter in [one for branch in state.network.branches() for one in branch]:
             noise = 2 * uniform(stream, *parameter.shape) - 1
             if parameter.ndim == 4:
                 parameter.copy_(noise / parameter[0].numel() ** 0.5)
@@ -66,12 +69,19 @@ def first_state(stream, choice):
     return state
 
 
-def rows(optimizer):
+def gains(state):
+    """Of the first epoch and of the last."""
+    if len(state.network.branches()) == 1:
+        return [GAINS], None
+    return tuple([[share * gain for gain in GAINS] for share in shares] for shares in ((0.8, 0.2), (0.1, 0.9)))
+
+
+def rows(model, optimizer):
     """What each of the first windows reports, and how far the averaged weights are from the weights after it."""
     choice, stream = OPTIMIZERS[optimizer], np.random.PCG64(2024)
-    images, state = data_set(stream), first_state(stream, choice)
+    images, state = data_set(stream), first_state(stream, choice, MODELS[model])
     legs = (Leg(0, EPOCHS, "linear"),)
-    schedule = Schedule(legs, WARMUP, choice.lr0, 0.01, choice.momentum, 0.8, BIAS_LR[optimizer], [GAINS])
+    schedule = Schedule(legs, WARMUP, choice.lr0, 0.01, choice.momentum, 0.8, BIAS_LR[optimizer], *gains(state))
     plan = [window for epoch in range(EPOCHS) for window in epoch_windows(len(BOXES), CUT, 0, epoch, warmup=WARMUP)]
     for number, window in enumerate(plan[:WINDOWS], start=1):
         end = window.done + window.images
@@ -83,24 +93,24 @@ def rows(optimizer):
         pairs = zip(state.network.parameters(), state.ema.network.parameters(), strict=True)
         behind = torch.cat([(one - other).detach().flatten() for one, other in pairs]).norm()
         about = {"optimizer": optimizer, "window": number, "images": "+".join(map(str, sizes))}
-        box, cls, dfl = report.losses
-        numbers = {"box": box, "cls": cls, "dfl": dfl, "weight": report.weight, "norm": report.norm}
-        yield about | numbers | {"behind": float(behind)}
+        losses = dict(zip(state.network.head.terms, report.losses, strict=True))
+        yield about | losses | {"weight": report.weight, "norm": report.norm, "behind": float(behind)}
 
 
-def write():
-    found = [row for optimizer in OPTIMIZERS for row in rows(optimizer)]
-    with GOLDEN.open("w", newline="") as file:
+def write(model):
+    found = [row for optimizer in OPTIMIZERS for row in rows(model, optimizer)]
+    with (GOLDEN / f"{model}.csv").open("w", newline="") as file:
         table = csv.DictWriter(file, found[0].keys(), lineterminator="\n")
         table.writeheader()
         table.writerows(found)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_the_first_windows_report_what_they_always_did(optimizer):
-    with GOLDEN.open(newline="") as file:
+@pytest.mark.parametrize("model", MODELS)
+def test_the_first_windows_report_what_they_always_did(model, optimizer):
+    with (GOLDEN / f"{model}.csv").open(newline="") as file:
         expected = [row for row in csv.DictReader(file) if row["optimizer"] == optimizer]
-    found = list(rows(optimizer))
+    found = list(rows(model, optimizer))
     assert len(found) == len(expected) == WINDOWS
     for now, then in zip(found, expected, strict=True):
         for key, value in now.items():
@@ -112,4 +122,5 @@ def test_the_first_windows_report_what_they_always_did(optimizer):
 
 
 if __name__ == "__main__":
-    write()
+    for name in MODELS:
+        write(name)

@@ -1,152 +1,113 @@
-"""The assigner and the loss against slow loops over dense tables, hand numbers and the joined batch."""
+"""The criterion against slow loops written from its specification; the terms against formulas and hand numbers."""
 
 import math
+from itertools import pairwise
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import pytest
+import slow_loss
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scenes import near_truth
+from slow_loss import Raw, Truth
 from torchvision.ops import complete_box_iou_loss
 
-from detector.boxes import anchor_points
-from detector.loss.assign import assign, best_of_each_box, cells_inside
 from detector.loss.criterion import DetectionLoss
-from detector.loss.terms import box_sum, class_sum, dfl_sum, expected_ltrb
+from detector.loss.terms import box_sum, class_sum, dfl_sum, l1_sum, ltrb_of
 
-STRIDES = (8, 16, 32)
-SHAPES = ((12, 8), (6, 4), (3, 2))
-ANCHORS = sum(height * width for height, width in SHAPES)
-CLASSES, BINS = 3, 16
-HEAD = SimpleNamespace(terms=("box", "cls", "dfl"), reg_max=BINS, strides=STRIDES)
+STRIDES, BINS = (8, 16, 32), 16
+SLOW_RULES = (10, None), (7, 1)  # of one-to-many and one-to-one
+KINDS = ["dense", "tiny", "mixed", "empty"]
 
 
-class Raw(NamedTuple):
-    boxes: torch.Tensor
-    logits: torch.Tensor
-    shapes: tuple
+def head(reg_max=BINS, strides=STRIDES):
+    return SimpleNamespace(terms=("box", "cls", "dfl" if reg_max > 1 else "l1"), reg_max=reg_max, strides=strides)
 
 
-class Truth(NamedTuple):
-    boxes_xyxy: torch.Tensor
-    classes: torch.Tensor
-    image_index: torch.Tensor
+def two_headed(kind, strides=STRIDES, reg_max=1):
+    """The output of a network with two heads, which agree on nothing, and its truth."""
+    raw, truth = near_truth(kind, strides, seed=1, reg_max=reg_max)
+    second, _ = near_truth(kind, strides, seed=1, noise=0.4, reg_max=reg_max)
+    return raw._replace(one2one=second._replace(logits=raw.logits.flip(1))), truth
 
 
-def scene(seed, images=3, most=12, dtype=torch.float64, smallest=2.0):
-    """Random network output and ground truth for images of 64 x 96 pixels."""
-    generator = torch.Generator().manual_seed(seed)
-    raw = Raw(
-        torch.randn(images, 4 * BINS, ANCHORS, generator=generator, dtype=dtype),
-        torch.randn(images, CLASSES, ANCHORS, generator=generator, dtype=dtype),
-        SHAPES,
-    )
-    counts = torch.randint(0, most + 1, (images,), generator=generator)
-    boxes = int(counts.sum())
-    size = torch.rand(boxes, 2, generator=generator, dtype=dtype) * 50 + smallest
-    low = torch.rand(boxes, 2, generator=generator, dtype=dtype) * (torch.tensor([64.0, 96.0]) - size).clamp(min=0)
-    return raw, Truth(
-        torch.cat((low, low + size), dim=1),
-        torch.randint(0, CLASSES, (boxes,), generator=generator),
-        torch.repeat_interleave(torch.arange(images), counts),
-    )
+def leaves(raw):
+    """The tensors of an output, branch by branch, now with gradients."""
+    outputs = [raw] if raw.one2one is None else [raw, raw.one2one]
+    return [tensor.requires_grad_() for one in outputs for tensor in (one.boxes, one.logits)]
 
 
-def dense_assign(logits, boxes_xyxy, gt_xyxy, gt_classes, gt_image, topk=10):
-    """The rule as written, one box and one anchor at a time: {(image, anchor): (box, score)}."""
-    points, strides = anchor_points(SHAPES, STRIDES, "cpu", logits.dtype)
-    pixels = points * strides[:, None]
-    taken: dict[tuple[int, int], list[tuple[float, int, float]]] = {}
-    for box in range(len(gt_xyxy)):
-        x1, y1, x2, y2 = gt_xyxy[box].tolist()
-        if x2 - x1 < 16:
-            x1, x2 = (x1 + x2) / 2 - 8, (x1 + x2) / 2 + 8
-        if y2 - y1 < 16:
-            y1, y2 = (y1 + y2) / 2 - 8, (y1 + y2) / 2 + 8
-        image = int(gt_image[box])
-        found = []
-        for anchor, (x, y) in enumerate(pixels.tolist()):
-            if x1 < x < x2 and y1 < y < y2:
-                loss = complete_box_iou_loss(boxes_xyxy[image, anchor][None], gt_xyxy[box][None], eps=1e-7)
-                overlap = max(1 - loss.item(), 0.0)
-                score = torch.sigmoid(logits[image, gt_classes[box], anchor]).item()
-                found.append((score**0.5 * overlap**6, anchor, overlap))
-        for align, anchor, overlap in sorted(found, key=lambda item: -item[0])[:topk]:
-            taken.setdefault((image, anchor), []).append((overlap, box, align))
-    winners = {place: max(claims, key=lambda claim: claim[0]) for place, claims in taken.items()}
-    result = {}
-    for place, (_, box, align) in winners.items():
-        mine = [claim for claim in winners.values() if claim[1] == box]
-        best_overlap, best_align = max(claim[0] for claim in mine), max(claim[2] for claim in mine)
-        result[place] = (box, align * best_overlap / (best_align + 1e-9))
-    return result
+@pytest.mark.parametrize("reg_max", [1, BINS])
+@pytest.mark.parametrize("strides", [STRIDES, (4, 8, 16, 32), (16,)], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_terms_weights_and_gradients_of_both_branches_equal_slow_loops(kind, strides, reg_max):
+    raw, truth = two_headed(kind, strides, reg_max)
+    inputs = leaves(raw)
+    losses = DetectionLoss(head(reg_max, strides))(raw, truth)
+    assert len(losses) == 2
+    for loss, output, rule in zip(losses, (raw, raw.one2one), SLOW_RULES, strict=True):
+        terms, weight, assigned = slow_loss.branch(output, truth, strides, reg_max, *rule)
+        assert loss.weight.item() == pytest.approx(weight, rel=1e-12, abs=1e-14)
+        assert bool(sum(map(len, assigned))) == (kind != "empty")
+        for number, (name, term) in enumerate(terms.items()):
+            assert loss.terms[number].item() == pytest.approx(term.item(), rel=1e-12, abs=1e-13), name
+            options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+            ours, theirs = (torch.autograd.grad(one, inputs, **options) for one in (loss.terms[number], term))
+            for one, other in zip(ours, theirs, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_assignment_equals_the_slow_dense_table(seed):
-    raw, truth = scene(seed)
-    points, strides = anchor_points(SHAPES, STRIDES, "cpu", torch.float64)
-    ltrb = torch.rand(3, ANCHORS, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) * 4
-    decoded = torch.cat((points - ltrb[..., :2], points + ltrb[..., 2:]), dim=-1) * strides[:, None]
-    given = assign(raw.logits, decoded, SHAPES, STRIDES, *truth)
-    ours = {
-        (int(image), int(anchor)): (int(box), float(score)) for image, anchor, box, score in zip(*given, strict=True)
-    }
-    slow = {place: value for place, value in dense_assign(raw.logits, decoded, *truth).items()}
-    positive = {place for place, (_, score) in slow.items() if score > 1e-12}
-    assert {place for place, (_, score) in ours.items() if score > 1e-12} == positive
-    assert len(positive) > 5
-    for place in positive:
-        assert ours[place][0] == slow[place][0]
-        assert ours[place][1] == pytest.approx(slow[place][1], abs=1e-9)
+def test_a_network_with_one_head_has_one_branch():
+    raw, truth = near_truth("mixed", STRIDES)
+    assert len(DetectionLoss(head(1))(raw, truth)) == 1
 
 
-def test_cells_inside_are_those_with_their_centre_strictly_inside():
-    _, truth = scene(3, images=1, most=40)
-    edges = torch.tensor(
-        [[4.0, 4.0, 44.0, 44.0], [-30.0, -9.0, 200.0, 3.0], [60.0, 90.0, 64.0, 96.0], [20.0, 20.0, 21.0, 60.0]]
-    )
-    boxes = torch.cat((truth.boxes_xyxy, edges.double()))
-    points, strides = anchor_points(SHAPES, STRIDES, "cpu", torch.float64)
-    pixels = points * strides[:, None]
-    small = (boxes[:, 2:] - boxes[:, :2]) < 16
-    centre = (boxes[:, :2] + boxes[:, 2:]) / 2
-    low = torch.where(small, centre - 8, boxes[:, :2])
-    high = torch.where(small, centre + 8, boxes[:, 2:])
-    dense = ((pixels[None] > low[:, None]) & (pixels[None] < high[:, None])).all(dim=-1)
-    box, anchor = cells_inside(boxes, SHAPES, STRIDES)
-    assert sorted(zip(box.tolist(), anchor.tolist(), strict=True)) == [tuple(pair) for pair in dense.nonzero().tolist()]
+def cut(raw, truth, start, stop):
+    """The images from `start` to before `stop`."""
+    mine = (truth.image_index >= start) & (truth.image_index < stop)
+    second = raw.one2one and cut(raw.one2one, truth, start, stop)[0]
+    part = Raw(raw.boxes[start:stop], raw.logits[start:stop], raw.shapes, second)
+    return part, Truth(truth.boxes_xyxy[mine], truth.classes[mine], truth.image_index[mine] - start)
 
 
-def test_best_of_each_box_equals_topk_per_box():
-    generator = torch.Generator().manual_seed(0)
-    box = torch.randint(0, 9, (200,), generator=generator)
-    value = torch.rand(200, generator=generator)
-    chosen = best_of_each_box(box, value, boxes=9, topk=5)
-    for one in range(9):
-        members = (box == one).nonzero().squeeze(1)
-        expected = members[value[members].argsort(descending=True)[:5]]
-        assert chosen[box[chosen] == one].tolist() == expected.tolist()
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_sums_and_weights_of_any_cut_add_up_to_those_of_the_whole(data):
+    raw, truth = two_headed(data.draw(st.sampled_from(KINDS)), reg_max=data.draw(st.sampled_from([1, BINS])))
+    images = len(raw.logits)
+    edges = sorted({0, images, *data.draw(st.lists(st.integers(0, images)))})
+    criterion = DetectionLoss(head(raw.boxes.shape[1] // 4))
+    parts = [criterion(*cut(raw, truth, *ends)) for ends in pairwise(edges)]
+    for whole, *pieces in zip(criterion(raw, truth), *parts, strict=True):
+        assert whole.terms.tolist() == pytest.approx(sum(one.terms for one in pieces).tolist(), rel=1e-12)
+        assert whole.weight.item() == pytest.approx(sum(one.weight.item() for one in pieces), rel=1e-12)
 
 
-def test_a_box_smaller_than_a_cell_still_finds_anchors():
-    truth = torch.tensor([[30.1, 30.1, 31.1, 31.2]])
-    box, anchor = cells_inside(truth, SHAPES, STRIDES)
-    assert len(box) >= 4
-    assert len(set(anchor.tolist())) == len(anchor)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("branch", [0, 1])
+def test_a_box_that_is_not_finite_leaves_no_finite_weight(value, branch):
+    """Such a prediction is given to no box, so that the terms would not tell, and a step would be taken."""
+    raw, truth = two_headed("mixed")
+    (raw, raw.one2one)[branch].boxes[1, 2, 5] = value
+    losses = DetectionLoss(head(1))(raw, truth)
+    assert [bool(one.weight.isfinite()) for one in losses] == [branch == 1, branch == 0]
 
 
-def test_assignment_of_an_image_does_not_depend_on_the_batch():
-    raw, truth = scene(11)
-    criterion = DetectionLoss(HEAD)
-    whole = criterion(raw, truth)[0]
-    alone = []
-    for image in range(3):
-        mine = truth.image_index == image
-        one = Raw(raw.boxes[image : image + 1], raw.logits[image : image + 1], SHAPES)
-        alone.append(criterion(one, Truth(truth.boxes_xyxy[mine], truth.classes[mine], truth.image_index[mine] * 0))[0])
-    assert whole.terms.tolist() == pytest.approx(sum(part.terms for part in alone).tolist(), rel=1e-12)
-    assert whole.weight.item() == pytest.approx(sum(part.weight.item() for part in alone), rel=1e-12)
+def test_plain_distances_are_taken_as_they_are():
+    raw = torch.tensor([[[-1.5], [0.0], [2.25], [40.0]]])
+    assert ltrb_of(raw).tolist() == [[-1.5, 0.0, 2.25, 40.0]]
+
+
+def test_l1_term_by_hand():
+    """In an image of 128 x 64 pixels: a positive at stride 8 and one at stride 16."""
+    ltrb = torch.tensor([[1.0, 2.0, 3.0, -1.0], [0.5, 0.0, 0.0, 0.0]])
+    target = torch.tensor([[2.0, 2.0, 1.0, 1.0], [0.5, 1.0, 0.0, 0.0]])
+    unit = torch.tensor([[8 / 128, 8 / 64, 8 / 128, 8 / 64], [16 / 128, 16 / 64, 16 / 128, 16 / 64]])
+    weight = torch.tensor([0.5, 0.25])
+    expected = 0.5 * (1 / 16 + 0 + 2 / 16 + 2 / 8) / 4 + 0.25 * (1 / 4) / 4
+    assert l1_sum(ltrb, target, unit, weight).item() == pytest.approx(expected)
 
 
 def test_expected_distance_is_the_mean_over_the_bins():
@@ -155,7 +116,7 @@ def test_expected_distance_is_the_mean_over_the_bins():
     logits[0, 1, 7] = logits[0, 1, 8] = 0.0
     logits[0, 2] = 0.0
     logits[0, 3, 15] = 0.0
-    assert expected_ltrb(logits)[0].tolist() == pytest.approx([3, 7.5, 7.5, 15])
+    assert ltrb_of(logits)[0].tolist() == pytest.approx([3, 7.5, 7.5, 15])
 
 
 def test_class_term_equals_its_formula():
@@ -169,9 +130,8 @@ def test_class_term_equals_its_formula():
 def test_box_term_by_hand():
     same = torch.tensor([[0.0, 0.0, 2.0, 2.0]], dtype=torch.float64)
     assert box_sum(same, same, torch.tensor([0.7])).item() == pytest.approx(0, abs=1e-6)
-    shifted = (
-        same + 2
-    )  # touching corners: IoU 0, centres 2 * sqrt(2) apart, enclosing diagonal 4 * sqrt(2), equal aspect
+    # touching corners: IoU 0, centres 2 * sqrt(2) apart, enclosing diagonal 4 * sqrt(2), equal aspect
+    shifted = same + 2
     assert box_sum(shifted, same, torch.tensor([0.5])).item() == pytest.approx(0.5 * (1 + 8 / 32), abs=1e-6)
 
 
@@ -191,12 +151,11 @@ def test_dfl_term_is_the_cross_entropy_to_both_neighbours():
     assert dfl_sum(distribution, target, weight).item() == pytest.approx(expected)
 
 
-def test_without_boxes_only_the_class_term_is_left_and_the_graph_is_connected():
-    raw, _ = scene(0)
-    boxes = raw.boxes.requires_grad_()
-    logits = raw.logits.requires_grad_()
-    nothing = Truth(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
-    branch = DetectionLoss(HEAD)(Raw(boxes, logits, SHAPES), nothing)[0]
+@pytest.mark.parametrize("reg_max", [1, BINS])
+def test_without_boxes_only_the_class_term_is_left_and_the_graph_is_connected(reg_max):
+    raw, truth = near_truth("empty", STRIDES, reg_max=reg_max)
+    boxes, logits = leaves(raw)
+    (branch,) = DetectionLoss(head(reg_max))(raw, truth)
     branch.terms.sum().backward()
     assert branch.weight.item() == 0
     assert branch.terms[0].item() == branch.terms[2].item() == 0
@@ -206,22 +165,30 @@ def test_without_boxes_only_the_class_term_is_left_and_the_graph_is_connected():
 
 
 def test_the_head_says_which_terms_there_are_and_in_which_order():
-    raw, truth = scene(4)
-    box, cls, dfl = DetectionLoss(HEAD)(raw, truth)[0].terms.tolist()
+    raw, truth = near_truth("mixed", STRIDES, reg_max=BINS)
+    box, cls, dfl = DetectionLoss(head())(raw, truth)[0].terms.tolist()
     fewer = SimpleNamespace(terms=("cls", "box"), reg_max=BINS, strides=STRIDES)
     assert DetectionLoss(fewer)(raw, truth)[0].terms.tolist() == [cls, box]
     assert len({box, cls, dfl}) == 3
 
 
-def test_half_precision_output_is_computed_in_fp32():
-    raw, truth = scene(5, dtype=torch.float32)
-    half = Raw(raw.boxes.bfloat16(), raw.logits.bfloat16(), SHAPES)
-    full = Raw(half.boxes.float(), half.logits.float(), SHAPES)
-    criterion = DetectionLoss(HEAD)
+@pytest.mark.parametrize("reg_max", [1, BINS])
+def test_half_precision_output_is_computed_in_fp32(reg_max):
+    raw, truth = two_headed("mixed", reg_max=reg_max)
+    half, full = (
+        Raw(
+            *(one.bfloat16().to(dtype) for one in raw[:2]),
+            raw.shapes,
+            Raw(*(one.bfloat16().to(dtype) for one in raw.one2one[:2]), raw.shapes),
+        )
+        for dtype in (torch.bfloat16, torch.float32)
+    )
+    criterion = DetectionLoss(head(reg_max))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        ours = criterion(half, truth)[0]
-    assert ours.terms.dtype == torch.float32
-    assert ours.terms.tolist() == criterion(full, truth)[0].terms.tolist()
+        ours = criterion(half, truth)
+    for one, other in zip(ours, criterion(full, truth), strict=True):
+        assert one.terms.dtype == one.weight.dtype == torch.float32
+        assert one.terms.tolist() == other.terms.tolist()
 
 
 def test_gradients_of_the_terms_are_right():

@@ -76,6 +76,42 @@ def test_no_warmup_is_full_rate_at_once():
     assert schedule(warmup=0.0).momentum_at(0) == 0.937
 
 
+def shared(epochs):
+    """Two branches of two terms, as a network with two heads has them."""
+    gains, last = [[0.8 * 7.5, 0.8 * 0.5], [0.2 * 7.5, 0.2 * 0.5]], [[0.1 * 7.5, 0.1 * 0.5], [0.9 * 7.5, 0.9 * 0.5]]
+    return schedule(legs=(Leg(0, epochs, "linear"),), gains=gains, last_gains=last)
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3, 60])
+def test_gains_move_from_epoch_to_epoch_and_not_inside_one(epochs):
+    for epoch in range(epochs):
+        many = 0.1 + 0.7 * max(1 - epoch / max(epochs - 1, 1), 0)
+        for inside in (1e-9, 1 / 3, 0.999, 1.0):  # a step is rated at the progress that it ends at
+            rates = shared(epochs).rates(epoch + inside)
+            assert rates.gains[0] == pytest.approx([many * 7.5, many * 0.5], rel=1e-14)
+            assert rates.gains[1] == pytest.approx([(1 - many) * 7.5, (1 - many) * 0.5], rel=1e-14)
+
+
+def test_gains_of_some_epochs_by_hand():
+    assert shared(60).gains_at(0.5)[0][0] / 7.5 == pytest.approx(0.8)
+    assert shared(60).gains_at(1.5)[0][0] / 7.5 == pytest.approx(0.788136, abs=1e-6)
+    assert shared(60).gains_at(30.5)[0][0] / 7.5 == pytest.approx(0.444068, abs=1e-6)
+    assert shared(60).gains_at(60.0)[1][1] / 0.5 == pytest.approx(0.9)
+    assert shared(1).gains_at(1.0)[0][0] / 7.5 == pytest.approx(0.8)
+
+
+def test_gains_of_an_extended_run_are_those_of_one_that_was_always_so_long():
+    for rule in ("rescale", "constant-final", "restart-cosine"):
+        legs = extended((Leg(0, 10, "linear"),), 40, rule)
+        plan = schedule(legs=legs, gains=shared(10).gains, last_gains=shared(10).last_gains)
+        assert [plan.gains_at(epoch) for epoch in range(41)] == [shared(40).gains_at(epoch) for epoch in range(41)]
+
+
+def test_gains_without_others_for_the_last_epoch_stay():
+    assert schedule(gains=[[7.5, 0.5]]).gains_at(70.0) == [[7.5, 0.5]]
+    assert schedule().gains_at(70.0) is None
+
+
 def test_ema_decay_follows_its_formula():
     assert ema_decay(1) == pytest.approx(0.9999 * (1 - math.exp(-1 / 2000)))
     assert ema_decay(2000) == pytest.approx(0.9999 * (1 - math.exp(-1)))

@@ -27,6 +27,12 @@ GAINS = (7.5, 0.5, 1.5)
 RATES = Rates({"weights": 0.01, "norms": 0.01, "biases": 0.01}, 0.9, [GAINS])
 
 
+def rates_of(state):
+    """The same for a network with one head; with two, each has its share of the gains."""
+    shares = (1.0,) if len(state.network.branches()) == 1 else (0.7, 0.3)
+    return RATES._replace(gains=[[share * gain for gain in GAINS] for share in shares])
+
+
 class ByMicroBatch:
     """The usual approximation, to compare with: each micro-batch by its own weight, times its images."""
 
@@ -54,18 +60,18 @@ class Double:
         return self.batch.network_input(torch.float64)
 
 
-def new_state(dtype=torch.float32, momentum=0.9):
-    network = build_network(TINY, nc=2, seed=0).to(dtype)
+def new_state(dtype=torch.float32, momentum=0.9, model=TINY):
+    network = build_network(model, nc=2, seed=0).to(dtype)
     with torch.no_grad():  # predictions that overlap the boxes, so that every term has a gradient
-        for branch in network.head.cv3:
-            branch[-1].bias.fill_(-1.0)
+        for output in network.head.class_outputs:
+            output.bias.fill_(-1.0)
     set_modes(network, freeze_norms=True)
     optimizer = build_optimizer(network, Choice("SGD", 0.01, momentum), decay=0.0005)
     return RunState(network, Ema(network), optimizer, FP32)
 
 
 def step_of(
-    batch, sizes, dtype=torch.float64, clip_norm=10.0, state=None, scaler=None, weighting=BY_WINDOW, rates=RATES
+    batch, sizes, dtype=torch.float64, clip_norm=10.0, state=None, scaler=None, weighting=BY_WINDOW, rates=None
 ):
     """Train one window, cut into micro-batches of these sizes; returns the state and the report."""
     state = state or new_state(dtype)
@@ -77,12 +83,13 @@ def step_of(
     if dtype == torch.float64:
         micro_batches = [Double(micro) for micro in micro_batches]
     rules = StepRules(criterion, clip_norm=clip_norm, weighting=weighting)
+    rates = rates or rates_of(state)
     report = train_window(state, GradientSum(state.network), rules, Window(0, 0, (samples,)), micro_batches, rates)
     return state, report
 
 
 def gradient(state):
-    return torch.cat([parameter.grad.flatten() for parameter in state.network.branches()[0]])
+    return torch.cat([parameter.grad.flatten() for branch in state.network.branches() for parameter in branch])
 
 
 def relative(a, b):

@@ -137,24 +137,28 @@ def count_network(settings: Settings, classes: int, batch: int, precision: str) 
                 found = network(torch.empty(shape).permute(0, 3, 1, 2))
             kept, forward = alive.now, alive.peak
             alive.peak = alive.now
-            torch.autograd.backward(
-                [found.boxes, found.logits], [torch.empty_like(found.boxes), torch.empty_like(found.logits)]
-            )
+            ends = [end for one in branches_of(found) for end in (one.boxes, one.logits)]
+            torch.autograd.backward(ends, [torch.empty_like(end) for end in ends])
     return Counts(kept, forward, alive.peak), found, network
+
+
+def branches_of(outputs: Predictions) -> list[Predictions]:
+    """The raw output of each branch of the loss."""
+    return [outputs] if outputs.one2one is None else [outputs, outputs.one2one]
 
 
 def count_loss(network: Network, outputs: Predictions, sample: Sample) -> int:
     """The most bytes that the loss of one image has alive at once, with its backward pass."""
     rng = torch.Generator().manual_seed(0)
-    boxes, logits = (
-        torch.randn(1, *one.shape[1:], generator=rng).to(one.dtype).requires_grad_()
-        for one in (outputs.boxes, outputs.logits)
-    )
+    made = [
+        Predictions(*(torch.randn(1, *raw.shape[1:], generator=rng).to(raw.dtype).requires_grad_() for raw in one[:2]),
+                    one.shapes) for one in branches_of(outputs)
+    ]  # fmt: skip
     targets = collate([sample])
     criterion = DetectionLoss(network.head)
     with Alive() as alive:
-        (branch,) = criterion(Predictions(boxes, logits, outputs.shapes), targets)
-        branch.terms.sum().backward()
+        branches = criterion(made[0]._replace(one2one=made[1] if made[1:] else None), targets)
+        torch.stack([branch.terms.sum() for branch in branches]).sum().backward()
     return alive.peak
 
 

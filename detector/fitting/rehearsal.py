@@ -131,7 +131,7 @@ def prepared(job: Job, device: torch.device) -> tuple[TrainState, Callable[[], b
     steps = -(-len(job.training) // (settings.batch * job.accumulate)) * settings.epochs
     optimizer = build_optimizer(network, chosen_optimizer(settings, steps, len(names)), settings.weight_decay)
     state = TrainState(network, Ema(network), optimizer, choose_precision(settings.amp, device))
-    rules, rates = step_rules(settings, network), Rates(AT_REST, 0.9, gains_of(settings, network))
+    rules, rates = step_rules(settings, network), Rates(AT_REST, 0.9, gains_of(settings, network)[0])
     gradients, batch = GradientSum(network), job.batch()
     window = Window(0, 0, ((tuple(range(settings.batch)),) * micro_batches(job),))
 

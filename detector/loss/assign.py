@@ -4,7 +4,8 @@ The usual implementation fills such a table for every anchor, though a box can o
 inside it. On a feature map those are a rectangle of cells, so they are enumerated outright: memory and time follow the
 area that boxes cover, not images x boxes x anchors, and a crowded image costs no more than its boxes.
 
-Rule: Feng et al., "TOOD: Task-aligned one-stage object detection" (2021), with a minimum size for small boxes.
+Rule: Feng et al., "TOOD: Task-aligned one-stage object detection" (2021), with a least side for small boxes and, for a
+head without non-maximum suppression, a second cut after conflicts are settled.
 """
 
 from collections.abc import Sequence
@@ -17,8 +18,7 @@ from detector.boxes import ciou
 
 ALPHA = 0.5  # exponent of the class score in the alignment
 BETA = 6.0  # exponent of the overlap
-MIN_SIDE = 16.0  # pixels: a shorter side is grown to this for the inside test, so that tiny boxes find anchors
-EPS = 1e-9
+EPS = 1e-9  # pixels that a centre must be inside a box, and what keeps a soft target's denominator from 0
 
 
 class Assignment(NamedTuple):
@@ -30,23 +30,33 @@ class Assignment(NamedTuple):
     score: Tensor  # (P,) soft target of the box's class, in 0..1
 
 
+def least_side(strides: Sequence[int]) -> int:
+    """Pixels to which a shorter side of a box is grown for the inside test, so that tiny boxes find anchors.
+
+    The second stride of a head, and the only one of a head with one level.
+    """
+    return strides[min(1, len(strides) - 1)]
+
+
 def cells_inside(gt_xyxy: Tensor, shapes: Sequence[tuple[int, int]], strides: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """All (box, anchor) pairs where the anchor's centre lies strictly inside the box.
+    """All (box, anchor) pairs where the anchor's centre lies inside the box, by more than EPS on all four sides.
 
     gt_xyxy (N, 4) in pixels; shapes (height, width) of each level's grid. Returns two (P,) int64 tensors: the box and
-    the anchor of each pair. Sides shorter than MIN_SIDE are grown about their centre first.
+    the anchor of each pair, a box's anchors in rising order. Sides shorter than `least_side` are grown to it first,
+    about the box's centre.
     """
-    centre = (gt_xyxy[:, :2] + gt_xyxy[:, 2:]) / 2
-    half = (gt_xyxy[:, 2:] - gt_xyxy[:, :2]).clamp(min=MIN_SIDE) / 2
-    grown = (gt_xyxy[:, 2:] - gt_xyxy[:, :2]) < MIN_SIDE
-    low = torch.where(grown, centre - half, gt_xyxy[:, :2])
-    high = torch.where(grown, centre + half, gt_xyxy[:, 2:])
+    side, centre = gt_xyxy[:, 2:] - gt_xyxy[:, :2], (gt_xyxy[:, :2] + gt_xyxy[:, 2:]) / 2
+    least = least_side(strides)
+    low = torch.where(side < least, centre - least / 2, gt_xyxy[:, :2])
+    high = torch.where(side < least, centre + least / 2, gt_xyxy[:, 2:])
 
     boxes, anchors, offset = [], [], 0
     for (height, width), stride in zip(shapes, strides, strict=True):
         limit = gt_xyxy.new_tensor((width, height))
         first = ((low / stride - 0.5).floor() + 1).clamp(min=0)  # (N, 2) column, row of the first cell inside
         last = torch.minimum((high / stride - 0.5).ceil() - 1, limit - 1)
+        first += ((first + 0.5) * stride - low <= EPS).to(first.dtype)  # on the side, but for rounding
+        last -= (high - (last + 0.5) * stride <= EPS).to(last.dtype)
         first, count = first.long(), (last - first + 1).clamp(min=0).long()
         per_box = count[:, 0] * count[:, 1]
         box = torch.repeat_interleave(per_box)
@@ -85,33 +95,61 @@ def assign(
     gt_classes: Tensor,
     gt_image: Tensor,
     topk: int = 10,
+    topk2: int | None = None,
+    among_takers: bool = False,
 ) -> Assignment:
     """Give anchors to boxes, image by image: the result of an image does not depend on the others in the batch.
 
     logits (B, C, A) and boxes_xyxy (B, A, 4) in pixels are the network's; gt_xyxy (N, 4) in pixels, gt_classes (N,),
-    gt_image (N,) the ground truth. Every box takes its `topk` best aligned anchors among those inside it; an anchor
-    that several boxes took goes to the one it overlaps most (the first of equals).
+    gt_image (N,) the ground truth.
+
+    Every box takes its `topk` best aligned anchors of those inside it. An anchor that several boxes took goes to the
+    one it overlaps most of all boxes it is inside of, be it one that did not take it (`among_takers`: of those that
+    did). Then each box keeps the `topk2` best aligned of its anchors, None: all; it may have none left.
+
+    Of equals the lower anchor, and the earlier box, comes first. An anchor that is not aligned at all (0) is not taken:
+    its target would be 0, and all it could do is to raise a conflict.
     """
     images, anchors, boxes = boxes_xyxy.shape[0], boxes_xyxy.shape[1], len(gt_xyxy)
     box, anchor = cells_inside(gt_xyxy, shapes, strides)
+    overlap = ciou(gt_xyxy[box], boxes_xyxy[gt_image[box], anchor])
+    box, anchor, overlap = chosen(overlap > 0, box, anchor, overlap)
     image = gt_image[box]
-    overlap = ciou(gt_xyxy[box], boxes_xyxy[image, anchor]).clamp(min=0)
     align = logits[image, gt_classes[box], anchor].sigmoid().pow(ALPHA) * overlap.pow(BETA)
 
     taken = best_of_each_box(box, align, boxes, topk)
-    box, anchor, image, overlap, align = box[taken], anchor[taken], image[taken], overlap[taken], align[taken]
-
+    taken = taken[align[taken] > 0]
     place = image * anchors + anchor  # one number per (image, anchor)
-    best = torch.full((images * anchors,), -1.0, dtype=overlap.dtype, device=overlap.device)
-    best = best.scatter_reduce(0, place, overlap, "amax")
-    first = torch.full((images * anchors,), boxes, dtype=torch.int64, device=box.device)
-    claim = torch.where(overlap == best[place], box, boxes)
-    first = first.scatter_reduce(0, place, claim, "amin")
-    won = first[place] == box
-    box, anchor, image, overlap, align = box[won], anchor[won], image[won], overlap[won], align[won]
+    rivals = torch.zeros_like(box, dtype=torch.bool)
+    if not among_takers:
+        rivals = (torch.bincount(place[taken], minlength=images * anchors) > 1)[place]
+    rivals[taken] = True
+    image, anchor, box, place, overlap, align = chosen(rivals, image, anchor, box, place, overlap, align)
+    won = wins(place, overlap, box, images * anchors, boxes)
+    image, anchor, box, overlap, align = chosen(won, image, anchor, box, overlap, align)
+    if topk2 is not None:
+        kept = best_of_each_box(box, align, boxes, topk2)
+        image, anchor, box, overlap, align = (one[kept] for one in (image, anchor, box, overlap, align))
 
     # A box's best aligned anchor is worth its best overlap; the others in proportion.
     top_align = align.new_zeros(boxes).scatter_reduce(0, box, align, "amax")
     top_overlap = overlap.new_zeros(boxes).scatter_reduce(0, box, overlap, "amax")
     score = align * top_overlap[box] / (top_align[box] + EPS)
     return Assignment(image, anchor, box, score)
+
+
+def chosen(where: Tensor, *rows: Tensor) -> list[Tensor]:
+    """The rows of each tensor where a (P,) mask is true, in their order."""
+    index = where.nonzero().squeeze(1)  # found once for all of them
+    return [one[index] for one in rows]
+
+
+def wins(place: Tensor, overlap: Tensor, box: Tensor, places: int, boxes: int) -> Tensor:
+    """(P,) bool: whether the box of a pair is the one with the highest overlap at its place, the first of equals.
+
+    place (P,) int64 in 0..places-1, overlap (P,), box (P,) int64 in 0..boxes-1.
+    """
+    best = overlap.new_full((places,), -1.0).scatter_reduce(0, place, overlap, "amax")
+    claim = torch.where(overlap == best[place], box, boxes)
+    first = torch.full((places,), boxes, dtype=torch.int64, device=box.device).scatter_reduce(0, place, claim, "amin")
+    return first[place] == box

@@ -7,23 +7,44 @@ from torch import Tensor
 
 from detector.boxes import anchor_points, ltrb_to_xyxy, xyxy_to_ltrb
 from detector.loss.assign import assign
-from detector.loss.terms import box_sum, class_sum, dfl_sum, expected_ltrb
+from detector.loss.terms import box_sum, class_sum, dfl_sum, l1_sum, ltrb_of
+
+
+class Rule(NamedTuple):
+    """How the boxes of one branch are assigned; see `assign`."""
+
+    topk: int
+    topk2: int | None
+
+
+ONE_TO_MANY = Rule(10, None)  # of a network's first branch
+ONE_TO_ONE = Rule(7, 1)  # of its second: one anchor a box, so that detections need no non-maximum suppression
+
+
+def branch_shares(branches: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The weights of a network's branches in the loss, in the first epoch of a run and in the last.
+
+    From epoch to epoch they move evenly: the branch with many positives a box teaches first, and the one that is used
+    in the end comes to the fore (progressive loss balancing).
+    """
+    return ((1.0,), (1.0,)) if branches == 1 else ((0.8, 0.2), (0.1, 0.9))
 
 
 class Head(Protocol):
     """What the loss needs to know of a network's head (`detector.model.head.Detect`)."""
 
     terms: tuple[str, ...]  # names of its loss terms
-    reg_max: int  # bins of a side's distance distribution
+    reg_max: int  # bins of a side's distance distribution; 1: a side is a plain distance
     strides: tuple[int, ...]  # pixels of the network input per cell, level by level
 
 
 class RawOutput(Protocol):
     """What a network returns (`detector.model.head.Predictions`)."""
 
-    boxes: Tensor  # (B, 4 * R, A) logits over R bins for each side
+    boxes: Tensor  # (B, 4 * R, A) logits over R bins for each side, or with R = 1 its distance in grid units
     logits: Tensor  # (B, C, A)
     shapes: tuple[tuple[int, int], ...]  # (height, width) of each level's grid
+    one2one: "RawOutput | None"  # of the second branch; None: there is one alone
 
 
 class Targets(Protocol):
@@ -42,7 +63,10 @@ class BranchLoss(NamedTuple):
 
 
 class DetectionLoss:
-    """Sums of 1 - CIoU (box), binary cross-entropy (cls) and distribution focal loss (dfl), and the target weight.
+    """Sums of the head's terms and the target weight, branch by branch.
+
+    The terms: 1 - CIoU (box), binary cross-entropy (cls), and for the sides of a box distribution focal loss (dfl) or,
+    where they are plain distances, their absolute difference (l1).
 
     Adding up sums and weights over micro-batches gives exactly those of the joined batch, because images are assigned
     one by one and nothing here is a mean. Always computed in at least fp32, outside autocast.
@@ -56,31 +80,40 @@ class DetectionLoss:
     def __call__(self, predictions: RawOutput, targets: Targets) -> tuple[BranchLoss, ...]:
         """One BranchLoss per branch of the network, in the order of the network's `branches()`."""
         with torch.autocast(predictions.logits.device.type, enabled=False):
-            return (self.branch(predictions, targets),)
+            branches = [self.branch(predictions, targets, ONE_TO_MANY)]
+            if predictions.one2one is not None:
+                branches.append(self.branch(predictions.one2one, targets, ONE_TO_ONE))
+        return tuple(branches)
 
-    def branch(self, predictions: RawOutput, targets: Targets) -> BranchLoss:
+    def branch(self, predictions: RawOutput, targets: Targets, rule: Rule) -> BranchLoss:
+        """Where a decoded box is not finite, neither is the weight: no anchor would be given to a box for it."""
         logits, boxes = at_least_fp32(predictions.logits), at_least_fp32(predictions.boxes)
         points, strides = anchor_points(predictions.shapes, self.strides, logits.device, logits.dtype)
-        distribution = boxes.permute(0, 2, 1).unflatten(-1, (4, self.reg_max))  # (B, A, 4, R)
+        raw = boxes.permute(0, 2, 1).unflatten(-1, (4, self.reg_max))  # (B, A, 4, R)
         with torch.no_grad():
-            decoded_xyxy = ltrb_to_xyxy(expected_ltrb(distribution), points) * strides[:, None]
+            decoded_xyxy = ltrb_to_xyxy(ltrb_of(raw), points) * strides[:, None]
         gt_xyxy = targets.boxes_xyxy.to(logits.dtype)
-        given = assign(
-            logits, decoded_xyxy, predictions.shapes, self.strides, gt_xyxy, targets.classes, targets.image_index
-        )
+        truth = gt_xyxy, targets.classes, targets.image_index
+        given = assign(logits, decoded_xyxy, predictions.shapes, self.strides, *truth, *rule)
 
         goal = torch.zeros_like(logits)
         goal[given.image, targets.classes[given.box], given.anchor] = given.score
-        picked = distribution[given.image, given.anchor]  # (P, 4, R)
-        at = points[given.anchor]
-        target_xyxy = gt_xyxy[given.box] / strides[given.anchor, None]  # grid units
-        predicted_xyxy = ltrb_to_xyxy(expected_ltrb(picked), at)
+        picked = raw[given.image, given.anchor]  # (P, 4, R)
+        at, stride = points[given.anchor], strides[given.anchor, None]
+        target_xyxy = gt_xyxy[given.box] / stride  # grid units
+        target_ltrb, ltrb = xyxy_to_ltrb(target_xyxy, at), ltrb_of(picked)
         sums = {
-            "box": box_sum(predicted_xyxy, target_xyxy, given.score),
+            "box": box_sum(ltrb_to_xyxy(ltrb, at), target_xyxy, given.score),
             "cls": class_sum(logits, goal),
-            "dfl": dfl_sum(picked, xyxy_to_ltrb(target_xyxy, at), given.score),
         }
-        return BranchLoss(torch.stack([sums[name] for name in self.terms]), given.score.sum())
+        if self.reg_max > 1:
+            sums["dfl"] = dfl_sum(picked, target_ltrb, given.score)
+        else:
+            height, width = (side * self.strides[0] for side in predictions.shapes[0])  # of the network input
+            unit = stride / logits.new_tensor((width, height, width, height))
+            sums["l1"] = l1_sum(ltrb, target_ltrb, unit, given.score)
+        weight = torch.where(decoded_xyxy.isfinite().all(), given.score.sum(), torch.nan)
+        return BranchLoss(torch.stack([sums[name] for name in self.terms]), weight)
 
 
 def at_least_fp32(x: Tensor) -> Tensor:

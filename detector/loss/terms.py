@@ -1,4 +1,4 @@
-"""The three terms of the detection loss, each a sum over its elements."""
+"""The terms of the detection loss, each a sum over its elements."""
 
 import torch
 import torch.nn.functional as F
@@ -17,10 +17,15 @@ def box_sum(predicted_xyxy: Tensor, target_xyxy: Tensor, weight: Tensor) -> Tens
     return (weight * (1 - ciou(predicted_xyxy, target_xyxy))).sum()
 
 
-def expected_ltrb(distribution: Tensor) -> Tensor:
-    """Expectation of the side distances: (..., 4, R) logits over bins 0..R-1 to (..., 4) in grid units."""
-    bins = torch.arange(distribution.shape[-1], device=distribution.device, dtype=distribution.dtype)
-    return distribution.softmax(dim=-1) @ bins
+def ltrb_of(raw: Tensor) -> Tensor:
+    """(..., 4, R) raw output to (..., 4) distances to the sides, in grid units.
+
+    R > 1: the expectation over bins 0..R-1 with these logits; R = 1: the distances themselves, which may be negative.
+    """
+    if raw.shape[-1] == 1:
+        return raw.squeeze(-1)
+    bins = torch.arange(raw.shape[-1], device=raw.device, dtype=raw.dtype)
+    return raw.softmax(dim=-1) @ bins
 
 
 def dfl_sum(distribution: Tensor, target_ltrb: Tensor, weight: Tensor) -> Tensor:
@@ -39,3 +44,12 @@ def dfl_sum(distribution: Tensor, target_ltrb: Tensor, weight: Tensor) -> Tensor
     to_right = log_p.gather(-1, index + 1).squeeze(-1)
     per_side = -(to_left * (1 - nearness) + to_right * nearness)
     return (per_side.mean(dim=-1) * weight).sum()
+
+
+def l1_sum(ltrb: Tensor, target_ltrb: Tensor, unit: Tensor, weight: Tensor) -> Tensor:
+    """Distance to each side, as a fraction of the image, beside its target's: absolute difference. Scalar.
+
+    ltrb and target_ltrb (P, 4) in grid units, unit (P, 4) fraction of the network input's width (left, right) or height
+    (top, bottom) that a grid unit is, weight (P,). The four sides are averaged, the positives summed.
+    """
+    return (((ltrb - target_ltrb).abs() * unit).mean(dim=-1) * weight).sum()

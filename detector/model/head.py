@@ -6,7 +6,6 @@ selected (by non-maximum suppression or without), and which of its layers depend
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -80,18 +79,24 @@ class Detect(nn.Module):
         self.rerun = False  # whether branches compute their activations again, see `Network.set_checkpoint`
         box = max(16, channels[0] // 4, 4 * reg_max)
         hidden = max(channels[0], min(nc, 100))
-        self.cv2 = nn.ModuleList(
-            nn.Sequential(Conv(c, box, 3), Conv(box, box, 3), nn.Conv2d(box, 4 * reg_max, 1)) for c in channels
-        )
         before = _separable if separable else _full
-        self.cv3 = nn.ModuleList(
-            nn.Sequential(before(c, hidden), before(hidden, hidden), nn.Conv2d(hidden, nc, 1)) for c in channels
-        )
+
+        def boxes() -> nn.ModuleList:
+            branches = (
+                nn.Sequential(Conv(c, box, 3), Conv(box, box, 3), nn.Conv2d(box, 4 * reg_max, 1)) for c in channels
+            )
+            return nn.ModuleList(branches)
+
+        def classes() -> nn.ModuleList:
+            return nn.ModuleList(
+                nn.Sequential(before(c, hidden), before(hidden, hidden), nn.Conv2d(hidden, nc, 1)) for c in channels
+            )
+
+        self.cv2, self.cv3 = boxes(), classes()
         if reg_max > 1:
             self.dfl = DFL(reg_max)
-        if end2end:
-            self.one2one_cv2 = copy.deepcopy(self.cv2)
-            self.one2one_cv3 = copy.deepcopy(self.cv3)
+        if end2end:  # not copies: fake tensors, which memory is estimated with, cannot be copied
+            self.one2one_cv2, self.one2one_cv3 = boxes(), classes()
 
     @property
     def terms(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from detector.data.index import Index, build_index
 from detector.data.loader import worker_count
 from detector.device import choose_device
 from detector.errors import CheckpointError, ConfigError
-from detector.loss.criterion import DetectionLoss
+from detector.loss.criterion import DetectionLoss, branch_shares
 from detector.model.checkpoint import start_from
 from detector.model.freezing import freeze
 from detector.model.network import Network, build_network, check_side
@@ -31,7 +31,7 @@ from detector.step.gradients import GradientSum
 from detector.step.offload import offloaded
 from detector.step.optim import Choice, build_optimizer, choose, set_decay
 from detector.step.plan import Cut, count_steps, lr_factor, nominal_cut
-from detector.step.schedule import Leg, Schedule, extended
+from detector.step.schedule import Gains, Leg, Schedule, extended
 from detector.step.step import StepRules
 
 
@@ -93,6 +93,7 @@ def chosen_optimizer(settings: Settings, steps: int, classes: int) -> Choice:
 def schedule_of(settings: Settings, state: RunState) -> Schedule:
     """The rates of a run whose optimizer is chosen."""
     per_device = settings.nbs_scope == "device"
+    gains, last_gains = gains_of(settings, state.network)
     return Schedule(
         legs=state.legs,
         warmup=settings.warmup(),
@@ -101,13 +102,19 @@ def schedule_of(settings: Settings, state: RunState) -> Schedule:
         momentum=settings.momentum,
         warmup_momentum=settings.warmup_momentum,
         warmup_bias_lr=settings.warmup_bias_lr if settings.optimizer == "SGD" else 0.0,
-        gains=gains_of(settings, state.network),
+        gains=gains,
+        last_gains=last_gains,
     )
 
 
-def gains_of(settings: Settings, network: Network) -> list[list[float]]:
-    """The gains of the loss terms, the same for each branch."""
-    return [[getattr(settings, term) for term in network.head.terms]] * len(network.branches())
+def gains_of(settings: Settings, network: Network) -> tuple[Gains, Gains]:
+    """The gains of the loss terms, branch by branch, in the first epoch of a run and in the last.
+
+    They are the same for each branch, times its share.
+    """
+    gains = [getattr(settings, gain) for gain in network.head.gains]
+    first, last = branch_shares(len(network.branches()))
+    return [[share * gain for gain in gains] for share in first], [[share * gain for gain in gains] for share in last]
 
 
 def prepared_network(settings: Settings, names: Sequence[str], device: torch.device, say: Say | None) -> Network:

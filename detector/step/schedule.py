@@ -58,7 +58,8 @@ class Rates(NamedTuple):
 class Schedule:
     """Learning rates, momentum and loss gains over a run.
 
-    `warmup_bias_lr` is where the biases' rate starts (0 with Adam-like optimizers); all other rates start at 0.
+    `warmup_bias_lr` is where the biases' rate starts (0 with Adam-like optimizers); all other rates start at 0. `gains`
+    are those of the first epoch; they move evenly, from epoch to epoch and not inside one, to `last_gains` in the last.
     """
 
     legs: Sequence[Leg]
@@ -69,12 +70,13 @@ class Schedule:
     warmup_momentum: float
     warmup_bias_lr: float
     gains: Gains | None = None
+    last_gains: Gains | None = None  # None: the gains stay what they are
 
     def rates(self, progress: float) -> Rates:
         """What a step that ends at `progress` epochs runs at."""
         lr = self.lr(progress)
         groups = {"weights": lr, "norms": lr, "biases": self.lr(progress, bias=True)}
-        return Rates(groups, self.momentum_at(progress), self.gains)
+        return Rates(groups, self.momentum_at(progress), self.gains_at(progress))
 
     def decay(self, progress: float) -> float:
         """Factor on lr0, from 1 at the start of a leg to lrf at its end."""
@@ -93,6 +95,18 @@ class Schedule:
         if progress >= self.warmup:
             return self.momentum
         return self.warmup_momentum + (self.momentum - self.warmup_momentum) * progress / self.warmup
+
+    def gains_at(self, progress: float) -> Gains | None:
+        """Gains in the epoch that a step ending at `progress` epochs belongs to; the last step of a run has the last.
+
+        A run of one epoch stays with the first.
+        """
+        if self.gains is None or self.last_gains is None:
+            return self.gains
+        epoch, epochs = max(math.ceil(progress) - 1, 0), self.legs[-1].end
+        moved = min(epoch / max(epochs - 1, 1), 1.0)
+        pairs = zip(self.gains, self.last_gains, strict=True)
+        return [[a + (b - a) * moved for a, b in zip(first, last, strict=True)] for first, last in pairs]
 
 
 def ema_decay(step: int, limit: float = 0.9999, tau: float = 2000.0) -> float:
