@@ -203,7 +203,9 @@ def gather_made(make: Callable[[], Tensor], length: int, device: torch.device) -
     except Exception as failed:
         error = failed
     if largest_of_ranks(int(error is not None), device):
-        raise error or ElsewhereError
+        if error is None:
+            raise ElsewhereError
+        raise error
     dist.all_gather_into_tensor(everything.view(torch.uint8).flatten(), mine.view(torch.uint8))  # any dtype is bytes
     return everything
 
@@ -266,7 +268,7 @@ def fail_together(error: Exception | None) -> None:
     if error is not None and (is_main() or not isinstance(error, DetectorError)):
         raise error
     if is_main():
-        raise errors[0]
+        raise errors[0] from None
     raise SystemExit(2)
 
 

@@ -346,8 +346,8 @@ def test_warmup_leaves_at_least_the_last_epoch():
 
 
 def test_auto_optimizer_follows_the_length_of_the_run_and_what_was_written_wins():
-    def chosen(images, *words, classes=3, cut=Cut(16, 4)):
-        return chosen_optimizer(load_settings(Settings, None, ["data=d", *words]), cut, images, classes)
+    def chosen(images, *words, classes=3):
+        return chosen_optimizer(load_settings(Settings, None, ["data=d", *words]), Cut(16, 4), images, classes)
 
     assert chosen(100 * 64) == ("AdamW", 0.001429, 0.9, 0.0)  # 10,000 iterations of 64 in 100 epochs
     assert chosen(100 * 64 + 1) == ("MuSGD", 0.01, 0.9, 0.0)

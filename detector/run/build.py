@@ -32,7 +32,7 @@ from detector.step.gradients import GradientSum
 from detector.step.offload import offloaded
 from detector.step.optim import Choice, build_optimizer, choose, set_decay
 from detector.step.plan import Cut, count_steps, lr_factor, nominal_cut
-from detector.step.schedule import Leg, Schedule, extended
+from detector.step.schedule import GROUPS, Leg, Schedule, extended
 from detector.step.step import StepRules
 
 
@@ -253,6 +253,8 @@ def introduce(run: Run) -> None:
     lr0 = f"{settings.lr0:g}"
     if factor != 1:
         lr0 += f" x {factor:g} ({settings.scale_lr}, {cut.window} images a step for {settings.nbs}) = {rate:g}"
+    if settings.optimizer == "MuSGD":
+        lr0 += f" (class branches {GROUPS['fast muon']:g} x)"
     say(f"optimizer {settings.optimizer}, lr0 {lr0}, momentum {settings.momentum:g}, weight decay {decay}")
     for leg in state.legs[1:]:
         say(f"extended  epochs {leg.start} to {leg.end}: lr0 by {leg.curve}")
@@ -267,7 +269,8 @@ def introduce(run: Run) -> None:
     if warmup := run.schedule.warmup:
         ramp = run.ramp and cut.accumulate > 1
         growth = f", window from {cut.batch * cut.devices} to {cut.window} images" if ramp else ""
-        say(f"warmup    {warmup:g} epochs: lr from 0 to {rate:g}{growth}")
+        biases = f" (biases from {run.schedule.warmup_bias_lr:g})" if run.schedule.warmup_bias_lr else ""
+        say(f"warmup    {warmup:g} epochs: lr from 0 to {rate:g}{biases}{growth}")
 
 
 def mosaic_epochs(settings: Settings) -> str:
