@@ -173,14 +173,14 @@ def together(device: torch.device, apart: bool = True) -> Iterator[None]:
     Where memory ran out, and nothing worse happened, all raise OutOfMemoryError; by then what the failed work held is
     free. Every rank must enter it. With `apart` false ranks wait for each other inside, and an error is raised at once.
     """
-    error: Exception | None = None
+    error, bad = None, 0
     try:
         yield
     except Exception as failed:
         if not apart:
             raise
-        error = failed.with_traceback(None) if is_out_of_memory(failed) else failed
-    bad = 0 if error is None else 1 if is_out_of_memory(error) or isinstance(error, ElsewhereError) else 2
+        passing = is_out_of_memory(failed) or isinstance(failed, ElsewhereError)
+        error, bad = (failed.with_traceback(None), 1) if passing else (failed, 2)
     worst = largest_of_ranks(bad, device)
     if worst == 1:
         raise OutOfMemoryError

@@ -7,7 +7,6 @@ that rank, -1 for none, in its share of each step but the first. OUT error RANK:
 import sys
 
 import torch
-from scenes import random_batch  # noqa: F401 - what the parent of the ranks has imported
 from shortage_worker import BATCH, run_of, take
 from test_step import new_state
 

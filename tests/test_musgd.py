@@ -8,11 +8,11 @@ import shutil
 import pytest
 import ranks
 import torch
-from scenes import TINY, write_dataset
+from scenes import TINY, random_batch, write_dataset
 from shortage_worker import Shortage, run_of
 from shortage_worker import take as take_step
 from test_shortage import everything
-from test_step import new_state
+from test_step import new_state, step_of
 from test_training import run, same, train
 from torch import nn
 
@@ -22,7 +22,7 @@ from detector.run import recover
 from detector.run.build import class_parameters
 from detector.step import muon, optim
 from detector.step.muon import batched, iterated, orthogonalized, plan
-from detector.step.musgd import MuSGD
+from detector.step.musgd import MuSGD, as_matrix, as_weight
 from detector.step.optim import Choice, build_optimizer, parameter_groups
 from detector.step.state import TrainState
 
@@ -193,13 +193,22 @@ def test_a_parameter_without_a_gradient_stays():
 # --- groups
 
 
+def counts(groups):
+    return {name: len(group) for name, group in groups.items() if group}
+
+
+def test_groups_of_a_v26n_with_two_heads():
+    network = build_network("v26n", 3)
+    assert counts(parameter_groups(network)) == {"weights": 126, "norms": 114, "biases": 126}
+    assert counts(parameter_groups(network, muon=True, fast=class_parameters(network))) == {
+        "muon": 96, "norms": 90, "biases": 96, "fast muon": 30, "fast norms": 24, "fast biases": 30,
+    }  # fmt: skip
+
+
 def test_groups_of_a_v11n():
     """Each trainable parameter once: 87 weights, 81 norm weights and as many biases, 6 of them of output layers."""
     network = build_network("v11n", 80)
     names = {parameter: name for name, parameter in network.named_parameters()}
-
-    def counts(groups):
-        return {name: len(group) for name, group in groups.items() if group}
 
     assert counts(parameter_groups(network)) == {"weights": 87, "norms": 81, "biases": 87}
     fast = class_parameters(network)
@@ -288,6 +297,36 @@ def test_a_fused_step_that_a_loss_scaler_leaves_out_moves_nothing():
     before = [one.detach().clone() for one in parameters]
     scaler.step(optimizer)
     assert all(torch.equal(one, other) for one, other in zip(parameters, before, strict=True))
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "MuSGD"])
+def test_a_fused_step_under_a_loss_scaler_is_the_plain_one(monkeypatch, name):
+    """Also where the gradient overflows and the step is left out."""
+    batch, states = random_batch([2, 0, 3, 1]), []
+    for fused in ((), ("cpu",)):
+        monkeypatch.setattr(optim, "FUSED", fused)
+        state = new_state(optimizer=name)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for poison in (1.0, float("inf"), 1.0):
+            hook = state.network.model[0].conv.weight.register_hook(lambda gradient, by=poison: gradient * by)
+            _, report = step_of(batch, [2, 2], torch.float32, state=state, scaler=scaler)
+            hook.remove()
+            assert report.applied == (poison == 1)
+        states.append(state)
+    assert [one.optimizer.param_groups[0]["fused"] for one in states] == [None, True]
+    for one, other in zip(*(state.network.parameters() for state in states), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+def test_moves_lie_in_memory_as_weights_do():
+    """As torch's kernels for many tensors want it; else they take them one by one."""
+    network = build_network("v11n", 3).to(memory_format=torch.channels_last)
+    for parameter in parameter_groups(network, muon=True)["muon"]:
+        matrix = as_matrix(parameter.detach())
+        assert matrix.data_ptr() == parameter.data_ptr()
+        back = as_weight(matrix.clone(), parameter)
+        assert torch.equal(back, parameter)
+        assert back.stride() == parameter.stride()
 
 
 # --- failures, ranks and resuming

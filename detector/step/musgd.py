@@ -8,7 +8,7 @@ from torch import Tensor
 
 from detector.step.muon import orthogonalized
 
-MUON, SGD = 0.2, 1.0  # of the group's rate, for either move
+MUON = 0.2  # of a group's rate; SGD's own step is at all of it
 
 
 class MuSGD(torch.optim.SGD):
