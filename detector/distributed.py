@@ -6,7 +6,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -25,6 +25,10 @@ FAILED = "failed"  # a key of the launch's store: why the first process that gav
 POLL = 0.5  # seconds between two looks at it
 LOST = 20.0  # seconds without an answer after which the store is gone
 GRACE = 5.0  # seconds that a process has to end by itself once another gave up
+
+
+class ElsewhereError(Exception):
+    """Another rank failed in a part of a work that all share; its own error is told at the end of `together`."""
 
 
 def launched() -> bool:
@@ -169,19 +173,41 @@ def together(device: torch.device, apart: bool = True) -> Iterator[None]:
     Where memory ran out, and nothing worse happened, all raise OutOfMemoryError; by then what the failed work held is
     free. Every rank must enter it. With `apart` false ranks wait for each other inside, and an error is raised at once.
     """
-    error: Exception | None = None
+    error, bad = None, 0
     try:
         yield
     except Exception as failed:
         if not apart:
             raise
-        error = failed.with_traceback(None) if is_out_of_memory(failed) else failed
-    bad = 0 if error is None else 1 if is_out_of_memory(error) else 2
+        passing = is_out_of_memory(failed) or isinstance(failed, ElsewhereError)
+        error, bad = (failed.with_traceback(None), 1) if passing else (failed, 2)
     worst = largest_of_ranks(bad, device)
     if worst == 1:
         raise OutOfMemoryError
     if worst:
-        fail_together(error)
+        fail_together(None if isinstance(error, ElsewhereError) else error)
+
+
+def gather_made(make: Callable[[], Tensor], length: int, device: torch.device) -> Tensor:
+    """(ranks, length) what each rank makes, a tensor of `length` elements, by rank; the same bits on each.
+
+    Every rank must call it. Where `make` fails on any, no rank waits: that one raises its error and the others
+    ElsewhereError, which `together`, around all this, makes one of.
+    """
+    if not active():
+        return make()[None]
+    error: Exception | None = None
+    try:
+        mine = make()
+        everything = mine.new_empty(world_size(), length)
+    except Exception as failed:
+        error = failed
+    if largest_of_ranks(int(error is not None), device):
+        if error is None:
+            raise ElsewhereError
+        raise error
+    dist.all_gather_into_tensor(everything.view(torch.uint8).flatten(), mine.view(torch.uint8))  # any dtype is bytes
+    return everything
 
 
 @torch.no_grad()
@@ -242,7 +268,7 @@ def fail_together(error: Exception | None) -> None:
     if error is not None and (is_main() or not isinstance(error, DetectorError)):
         raise error
     if is_main():
-        raise errors[0]
+        raise errors[0] from None
     raise SystemExit(2)
 
 

@@ -12,6 +12,7 @@ from detector.config import foreign
 from detector.config.settings import InfoSettings, PredictSettings, Settings, TuneSettings, ValSettings, load_settings
 from detector.errors import ConfigError, did_you_mean
 from detector.run.build import chosen_optimizer
+from detector.step.plan import Cut
 
 
 def write(folder, text, name="my.yaml"):
@@ -92,7 +93,7 @@ def test_an_unknown_key_names_its_line_and_the_nearest_setting(tmp_path):
         ("mosaic=1.5", "less than or equal to 1"),
         ("imgsz=330", "must be a multiple of 32; the nearest is 320"),
         ("amp=fp8", "'auto', 'fp32', 'bf16' or 'fp16'"),
-        ("optimizer=Lion", "'auto', 'SGD' or 'AdamW'"),
+        ("optimizer=Lion", "'auto', 'SGD', 'MuSGD' or 'AdamW'"),
         ("workers=-1", "greater than or equal to 0"),
         ("freeze=-2", "counted from 0"),
         ("names={1: a, 2: b}", "they are 0 to 1"),
@@ -137,6 +138,8 @@ def test_files_that_are_no_settings_are_refused(tmp_path):
         ("cache=false", "cache", False),
         ("optimizer=sgd", "optimizer", "SGD"),
         ("optimizer=ADAMW", "optimizer", "AdamW"),
+        ("optimizer=musgd", "optimizer", "MuSGD"),
+        ("optimizer=Muon", "optimizer", "MuSGD"),
         ("bn=Batch", "bn", "batch"),
         ("checkpoint=off", "checkpoint", "off"),
         ("metric=map50-95", "metric", "mAP50-95"),
@@ -188,7 +191,7 @@ def test_a_value_in_a_file_is_taken_as_on_the_command_line(tmp_path):
         ("batch=0.7", "not a share of the memory; batch=auto"),
         ("imgsz=641", "the nearest is 640"),
         ("imgsz=[640, 640]", "square: give one number, 640"),
-        ("optimizer=adam", "SGD, AdamW, or auto"),
+        ("optimizer=adam", "SGD, MuSGD, AdamW, or auto"),
         ("model=yolo11n.pt", "nothing is downloaded"),
         ("resume=", "there is no value"),
         ("name=", "there is no value"),
@@ -343,13 +346,43 @@ def test_warmup_leaves_at_least_the_last_epoch():
 
 
 def test_auto_optimizer_follows_the_length_of_the_run_and_what_was_written_wins():
-    auto = load_settings(Settings, None, ["data=d"])
-    assert chosen_optimizer(auto, 240, 3) == ("AdamW", round(0.01 / 7, 6), 0.9)
-    assert chosen_optimizer(auto, 10_001, 3) == ("SGD", 0.01, 0.9)
-    written = load_settings(Settings, None, ["data=d", "lr0=0.02", "momentum=0.8"])
-    assert chosen_optimizer(written, 240, 3) == ("AdamW", 0.02, 0.8)
-    sgd = load_settings(Settings, None, ["data=d", "optimizer=SGD"])
-    assert chosen_optimizer(sgd, 240, 3) == ("SGD", 0.01, 0.937)
+    def chosen(images, *words, classes=3):
+        return chosen_optimizer(load_settings(Settings, None, ["data=d", *words]), Cut(16, 4), images, classes)
+
+    assert chosen(100 * 64) == ("AdamW", 0.001429, 0.9, 0.0)  # 10,000 iterations of 64 in 100 epochs
+    assert chosen(100 * 64 + 1) == ("MuSGD", 0.01, 0.9, 0.0)
+    assert chosen(64, classes=80) == ("AdamW", 0.000119, 0.9, 0.0)
+    written = "lr0=0.02", "momentum=0.8", "warmup_bias_lr=0.05"
+    assert chosen(64, *written) == ("AdamW", 0.02, 0.8, 0.05)
+    assert chosen(10**6, *written) == ("MuSGD", 0.02, 0.8, 0.05)
+    assert chosen(64, "optimizer=SGD") == ("SGD", 0.01, 0.937, 0.1)
+    assert chosen(64, "optimizer=MuSGD") == ("MuSGD", 0.01, 0.937, 0.1)
+    assert chosen(10**6, "optimizer=AdamW") == ("AdamW", 0.01, 0.937, 0.0)
+    assert chosen(10**6, "optimizer=AdamW", "warmup_bias_lr=0.1") == ("AdamW", 0.01, 0.937, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("cut", "words", "nominal"),
+    [
+        (Cut(16, 4), (), 64),
+        (Cut(24, 3), (), 64),  # not the window, which is of 72
+        (Cut(96, 1), (), 96),
+        (Cut(48, 1, devices=2), (), 96),
+        (Cut(16, 2, devices=2), (), 64),
+        (Cut(16, 4, devices=2), ("nbs_scope=device",), 128),
+        (Cut(16, 2), ("nbs=32",), 32),
+    ],
+)
+def test_autos_iterations_are_nominal_batches(cut, words, nominal):
+    """ceil(images / max(batch, nbs)) * epochs, the batch over all devices."""
+    for epochs, images, expected in [
+        (100, 100 * nominal, "AdamW"),
+        (100, 100 * nominal + 1, "MuSGD"),
+        (10_000, nominal, "AdamW"),
+        (10_001, 1, "MuSGD"),
+    ]:
+        settings = load_settings(Settings, None, ["data=d", f"epochs={epochs}", *words])
+        assert chosen_optimizer(settings, cut, images, 3).optimizer == expected
 
 
 def test_shipped_run_configs_load():

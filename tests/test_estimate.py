@@ -103,7 +103,7 @@ def test_alive_counts_a_storage_once_and_only_while_it_lives():
     assert alive.peak == 8000
 
 
-@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "MuSGD"])
 def test_standing_bytes_are_those_of_a_real_state(data, optimizer):
     """Gradients, momentum and averages of a step that was really taken."""
     network = prepared_network(tiny(data, "freeze=2"), ("a", "b"), torch.device("cpu"), None)

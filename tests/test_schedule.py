@@ -1,9 +1,16 @@
 """Schedules against their formulas."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
+from scenes import TINY
 
+from detector.config.settings import Settings, load_settings
+from detector.model.network import build_network
+from detector.run.build import chosen_optimizer, class_parameters, schedule_of
+from detector.step.optim import build_optimizer, set_rates
+from detector.step.plan import Cut
 from detector.step.schedule import Leg, Schedule, ema_decay, extended
 
 
@@ -116,3 +123,49 @@ def test_ema_decay_follows_its_formula():
     assert ema_decay(1) == pytest.approx(0.9999 * (1 - math.exp(-1 / 2000)))
     assert ema_decay(2000) == pytest.approx(0.9999 * (1 - math.exp(-1)))
     assert ema_decay(10**6) == pytest.approx(0.9999)
+
+
+def test_each_group_warms_up_to_its_own_rate_and_keeps_it():
+    """The faster ones at three times the rate, from the first step to the last; where biases start is not tripled."""
+    plan = schedule()
+    for progress in (0, 0.5, 1.5, 2.9, 3, 4, 60, 100):
+        rates, done = plan.rates(progress), min(progress / 3, 1)
+        target = 0.01 * (1 - 0.99 * progress / 100)
+        for kind in ("muon", "weights", "norms"):
+            assert rates.lr[kind] == pytest.approx(done * target)
+            assert rates.lr[f"fast {kind}"] == pytest.approx(done * 3 * target)
+        assert rates.lr["biases"] == pytest.approx(0.1 + done * (target - 0.1))
+        assert rates.lr["fast biases"] == pytest.approx(0.1 + done * (3 * target - 0.1))
+        assert rates.momentum == pytest.approx(0.8 + done * 0.137)
+
+
+@pytest.mark.parametrize(
+    ("words", "first", "last", "bias"),
+    [
+        (["optimizer=SGD"], 0.8, 0.937, 0.1),
+        (["optimizer=MuSGD"], 0.8, 0.937, 0.1),
+        (["optimizer=AdamW"], 0.937, 0.937, 0.0),
+        (["optimizer=AdamW", "warmup_bias_lr=0.1"], 0.937, 0.937, 0.1),
+        (["epochs=10001"], 0.8, 0.9, 0.0),  # auto is MuSGD: its momentum ends at what was chosen
+        (["epochs=10001", "warmup_bias_lr=0.02", "momentum=0.95"], 0.8, 0.95, 0.02),
+        ([], 0.9, 0.9, 0.0),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
+)
+def test_momentum_and_biases_warm_up_by_optimizer(words, first, last, bias):
+    """Adam's first beta does not move. From the settings to what an optimizer's groups are given."""
+    settings, cut = load_settings(Settings, None, ["data=d", *words]), Cut(4, 2)
+    network = build_network(TINY, nc=2)
+    choice = chosen_optimizer(settings, cut, 8, 2)
+    settings = settings.model_copy(update=choice._asdict())
+    optimizer = build_optimizer(network, choice, 0.0, class_parameters(network))
+    state = SimpleNamespace(legs=(Leg(0, settings.epochs, "linear"),), cut=cut, network=network)
+    plan = schedule_of(settings, state)
+    for progress, expected in ((0, first), (3, last), (5, last)):
+        set_rates(optimizer, plan.rates(progress))
+        for group in optimizer.param_groups:
+            now = group["betas"][0] if "betas" in group else group["momentum"]
+            assert now == pytest.approx(expected)
+            assert group["lr"] > 0 or progress == 0
+            if progress == 0:
+                assert group["lr"] == (bias if group["name"].endswith("biases") else 0)

@@ -105,6 +105,14 @@ def test_benchmark_memory():
     assert float(ours) == pytest.approx(float(theirs), rel=1e-4)
 
 
+def test_optimizer_step():
+    printed = run("optimizer_step.py", TINY, "--device", "cpu", "--turns", 1)
+    seconds = re.search(rf"SGD ({NUMBER}) ms, AdamW ({NUMBER}) ms, MuSGD ({NUMBER}) ms", printed)
+    assert all(float(one) > 0 for one in seconds.groups())
+    shares = [int(one) for one in re.findall(r"(\d+)% of \d", printed)]
+    assert 100 > shares[0] >= shares[1] >= shares[2] > 0
+
+
 def test_cards():
     """A card twice as large never takes a smaller micro-batch of a plain step."""
     printed = run("cards.py", "--models", TINY, "--imgsz", 128, "--cards", 1, 2, "--boxes", 20)

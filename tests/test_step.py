@@ -11,12 +11,13 @@ from scenes import TINY, cut_batch, random_batch
 from detector.loss.criterion import BranchLoss, DetectionLoss
 from detector.model.network import build_network
 from detector.precision import Precision
+from detector.run.build import class_parameters
 from detector.run.state import RunState
 from detector.step.ema import Ema
 from detector.step.gradients import GradientSum
 from detector.step.optim import Choice, build_optimizer
 from detector.step.plan import Window
-from detector.step.schedule import Rates, ema_decay
+from detector.step.schedule import GROUPS, Rates, ema_decay
 from detector.step.state import TrainState
 from detector.step.statistics import set_modes
 from detector.step.step import StepRules, train_window
@@ -24,7 +25,7 @@ from detector.step.weighting import BY_WINDOW
 
 FP32 = Precision("fp32", "cpu")
 GAINS = (7.5, 0.5, 1.5)
-RATES = Rates({"weights": 0.01, "norms": 0.01, "biases": 0.01}, 0.9, [GAINS])
+RATES = Rates(dict.fromkeys(GROUPS, 0.01), 0.9, [GAINS])
 
 
 def rates_of(state):
@@ -60,14 +61,14 @@ class Double:
         return self.batch.network_input(torch.float64)
 
 
-def new_state(dtype=torch.float32, momentum=0.9, model=TINY):
+def new_state(dtype=torch.float32, momentum=0.9, optimizer="SGD", model=TINY):
     network = build_network(model, nc=2, seed=0).to(dtype)
     with torch.no_grad():  # predictions that overlap the boxes, so that every term has a gradient
         for output in network.head.class_outputs:
             output.bias.fill_(-1.0)
     set_modes(network, freeze_norms=True)
-    optimizer = build_optimizer(network, Choice("SGD", 0.01, momentum), decay=0.0005)
-    return RunState(network, Ema(network), optimizer, FP32)
+    steps = build_optimizer(network, Choice(optimizer, 0.01, momentum), 0.0005, class_parameters(network))
+    return RunState(network, Ema(network), steps, FP32)
 
 
 def step_of(

@@ -17,7 +17,7 @@ from detector.config.reading import absolute, load_settings, read_yaml, validate
 from detector.files import spelt_here
 from detector.spelling import AMP, Words
 
-OPTIMIZERS = "SGD, AdamW, or auto"
+OPTIMIZERS = "SGD, MuSGD, AdamW, or auto"
 
 __all__ = [
     "InfoSettings", "PredictSettings", "Settings", "TuneSettings", "ValSettings",
@@ -208,19 +208,26 @@ class MemoryKeys(Group):
 class StepKeys(Group):
     nbs: Annotated[AtLeastOne, Field(description="nominal batch: what the hyper-parameters are tuned for")] = 64
     optimizer: Annotated[
-        Literal["auto", "SGD", "AdamW"],
+        Literal["auto", "SGD", "MuSGD", "AdamW"],
         Words(
-            told={name: f"not here: {OPTIMIZERS}" for name in ("adam", "rmsprop", "nadam", "radam", "adamax", "muon")}
+            also={"muon": "MuSGD"},
+            told={name: f"not here: {OPTIMIZERS}" for name in ("adam", "rmsprop", "nadam", "radam", "adamax")},
         ),
+        Field(description="auto: by the length of the run, MuSGD or AdamW, with rates of its own where none are set"),
     ] = "auto"
     lr0: Annotated[Positive, Field(description="learning rate at the end of warmup")] = 0.01
     lrf: Annotated[Fraction, Field(description="last learning rate = lr0 * lrf")] = 0.01
-    momentum: Annotated[float, Field(ge=0, lt=1, description="SGD's momentum, Adam's first beta")] = 0.937
+    momentum: Annotated[float, Field(ge=0, lt=1, description="momentum of SGD and MuSGD, Adam's first beta")] = 0.937
     weight_decay: NotNegative = 0.0005
     cos_lr: Annotated[bool, Field(description="cosine instead of linear decay")] = False
     warmup_epochs: NotNegative = 3.0
-    warmup_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.8
-    warmup_bias_lr: NotNegative = 0.1
+    warmup_momentum: Annotated[
+        float, Field(ge=0, lt=1, description="momentum at the start of warmup; Adam's first beta has no warmup")
+    ] = 0.8
+    warmup_bias_lr: Annotated[
+        NotNegative,
+        Field(description="learning rate of biases at the start of warmup; where it is not set, 0 with AdamW and auto"),
+    ] = 0.1
     nbs_scope: Annotated[
         Literal["total", "device"], Words(), Field(description="whether nbs is the run's or each device's")
     ] = "total"

@@ -34,6 +34,7 @@ from detector.precision import DTYPES, choose_precision
 from detector.run.build import chosen_optimizer, equip, indices
 from detector.run.run import Say
 from detector.step.offload import LEAST, Offload, Placed, is_weight
+from detector.step.optim import parameter_groups
 from detector.step.plan import Cut
 from detector.step.statistics import set_modes
 
@@ -179,8 +180,11 @@ def standing(network: Network, optimizer: str) -> Standing:
     """What the weights of a network bring with them."""
     everything = [*network.parameters(), *network.buffers()]
     weights = sum(one.numel() * one.element_size() for one in everything)
-    trained = sum(one.numel() * one.element_size() for one in network.parameters() if one.requires_grad)
-    return Standing(weights, trained, trained * (2 if optimizer == "AdamW" else 1), weights)
+    groups = parameter_groups(network, muon=optimizer == "MuSGD")
+    sizes = {name: sum(one.numel() * one.element_size() for one in group) for name, group in groups.items()}
+    trained = sum(sizes.values())
+    second = trained if optimizer == "AdamW" else sizes["muon"]  # beside the first momentum
+    return Standing(weights, trained, trained + second, weights)
 
 
 @dataclass(frozen=True)
@@ -212,8 +216,7 @@ class Estimate:
         """Bytes at the peak of a step, allowances included."""
         counts, outputs, network = count_network(settings, self.classes, cut.batch, self.precision)
         loss = count_loss(network, outputs, self.sample) * cut.batch
-        steps = -(-self.images // cut.window) * settings.epochs
-        there = standing(network, chosen_optimizer(settings, steps, self.classes).optimizer)
+        there = standing(network, chosen_optimizer(settings, cut, self.images, self.classes).optimizer)
         passing = max(counts.forward, counts.kept + loss, counts.backward, UPDATE * there.weights)
         pixels = cut.batch * 3 * settings.imgsz**2  # as uint8
         return self.allowance() + there.total + pixels + int(passing * (1 + (ROUNDING if self.kind == "cuda" else 0)))

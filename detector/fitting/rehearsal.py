@@ -36,17 +36,17 @@ from detector.reporting.draw import save_image
 from detector.reporting.plots import plot_history
 from detector.reporting.samples import training_batch_image
 from detector.reporting.summary import draw_evaluation
-from detector.run.build import chosen_optimizer, gains_of, prepared_network, step_rules, training_set
+from detector.run.build import chosen_optimizer, class_parameters, gains_of, prepared_network, step_rules, training_set
 from detector.step.ema import Ema
 from detector.step.gradients import GradientSum
 from detector.step.optim import build_optimizer
-from detector.step.plan import Window
-from detector.step.schedule import Rates
+from detector.step.plan import Cut, Window
+from detector.step.schedule import GROUPS, Rates
 from detector.step.state import TrainState
 from detector.step.statistics import set_modes
 from detector.step.step import train_window
 
-AT_REST = {"weights": 0.0, "norms": 0.0, "biases": 0.0}  # all the work, and weights that stay
+AT_REST = dict.fromkeys(GROUPS, 0.0)  # all the work, and weights that stay
 MICRO_BATCHES = 4  # of a trial's window: gradients are there while all but the first run
 SECONDS, LEAST, MOST = 1.0, 2, 5  # steps are timed for a second, but two at least and five at most
 TRIES = 20  # fp16 finds its loss scale, and only then there are averages and momentum
@@ -128,8 +128,8 @@ def prepared(job: Job, device: torch.device) -> tuple[TrainState, Callable[[], b
     settings, names = job.settings, job.training.names
     network = prepared_network(settings, names, device, None)
     set_modes(network, settings.norm == "frozen")
-    steps = -(-len(job.training) // (settings.batch * job.accumulate)) * settings.epochs
-    optimizer = build_optimizer(network, chosen_optimizer(settings, steps, len(names)), settings.weight_decay)
+    choice = chosen_optimizer(settings, Cut(settings.batch, job.accumulate), len(job.training), len(names))
+    optimizer = build_optimizer(network, choice, settings.weight_decay, class_parameters(network))
     state = TrainState(network, Ema(network), optimizer, choose_precision(settings.amp, device))
     rules, rates = step_rules(settings, network), Rates(AT_REST, 0.9, gains_of(settings, network)[0])
     gradients, batch = GradientSum(network), job.batch()

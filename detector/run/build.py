@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
+from torch import nn
 
 from detector import distributed
 from detector.config.settings import Settings
@@ -31,7 +32,7 @@ from detector.step.gradients import GradientSum
 from detector.step.offload import offloaded
 from detector.step.optim import Choice, build_optimizer, choose, set_decay
 from detector.step.plan import Cut, count_steps, lr_factor, nominal_cut
-from detector.step.schedule import Gains, Leg, Schedule, extended
+from detector.step.schedule import GROUPS, Gains, Leg, Schedule, extended
 from detector.step.step import StepRules
 
 
@@ -47,13 +48,11 @@ def build(settings: Settings, resume: Resume | None, say: Say) -> Run:
     training, validation = indices(settings, say)
     names = training.names
     cut = planned_cut(settings, len(training))
-    choice = chosen_optimizer(settings, -(-len(training) // cut.window) * settings.epochs, len(names))
-    settings = settings.model_copy(
-        update={"optimizer": choice.optimizer, "lr0": choice.lr0, "momentum": choice.momentum}
-    )
+    choice = chosen_optimizer(settings, cut, len(training), len(names))
+    settings = settings.model_copy(update=choice._asdict())
 
     network = prepared_network(settings, names, device, None if resume else say)
-    optimizer = build_optimizer(network, choice, weight_decay(settings, cut))
+    optimizer = build_optimizer(network, choice, weight_decay(settings, cut), class_parameters(network))
     precision = precision_of(settings, device, resume)
     legs = (Leg(0, settings.epochs, curve_of(settings)),)
     state = RunState(network, Ema(network), optimizer, precision, cut=cut, batch=cut.batch, legs=legs)
@@ -82,12 +81,21 @@ def planned_cut(settings: Settings, images: int) -> Cut:
     return nominal_cut(settings.nbs, settings.batch, distributed.world_size(), per_device, images)
 
 
-def chosen_optimizer(settings: Settings, steps: int, classes: int) -> Choice:
-    """The optimizer of a run of so many steps; with `auto`, an lr0 or momentum that the user wrote wins."""
+def chosen_optimizer(settings: Settings, cut: Cut, images: int, classes: int) -> Choice:
+    """The optimizer of a run on so many images; what the user wrote of its rates wins, also with `auto`."""
     auto, written = settings.optimizer == "auto", settings.model_fields_set
     lr0 = settings.lr0 if "lr0" in written or not auto else None
     momentum = settings.momentum if "momentum" in written or not auto else None
-    return choose(settings.optimizer, steps, classes, lr0, momentum)
+    start = settings.warmup_bias_lr if "warmup_bias_lr" in written else None
+    nbs = settings.nbs * (cut.devices if settings.nbs_scope == "device" else 1)
+    iterations = -(-images // max(cut.batch * cut.devices, nbs)) * settings.epochs
+    return choose(settings.optimizer, iterations, classes, lr0, momentum, start)
+
+
+def class_parameters(network: Network) -> list[nn.Parameter]:
+    """Those of the branches that are built for a number of classes, which MuSGD moves faster."""
+    branches = (getattr(network.head, name) for name in network.head.class_branches)
+    return [parameter for branch in branches for parameter in branch.parameters()]
 
 
 def schedule_of(settings: Settings, state: RunState) -> Schedule:
@@ -100,8 +108,8 @@ def schedule_of(settings: Settings, state: RunState) -> Schedule:
         lr0=settings.lr0 * lr_factor(state.cut, settings.nbs, settings.scale_lr, per_device),
         lrf=settings.lrf,
         momentum=settings.momentum,
-        warmup_momentum=settings.warmup_momentum,
-        warmup_bias_lr=settings.warmup_bias_lr if settings.optimizer == "SGD" else 0.0,
+        warmup_momentum=settings.momentum if settings.optimizer == "AdamW" else settings.warmup_momentum,
+        warmup_bias_lr=settings.warmup_bias_lr,
         gains=gains,
         last_gains=last_gains,
     )
@@ -252,6 +260,8 @@ def introduce(run: Run) -> None:
     lr0 = f"{settings.lr0:g}"
     if factor != 1:
         lr0 += f" x {factor:g} ({settings.scale_lr}, {cut.window} images a step for {settings.nbs}) = {rate:g}"
+    if settings.optimizer == "MuSGD":
+        lr0 += f" (class branches {GROUPS['fast muon']:g} x)"
     say(f"optimizer {settings.optimizer}, lr0 {lr0}, momentum {settings.momentum:g}, weight decay {decay}")
     for leg in state.legs[1:]:
         say(f"extended  epochs {leg.start} to {leg.end}: lr0 by {leg.curve}")
@@ -266,7 +276,8 @@ def introduce(run: Run) -> None:
     if warmup := run.schedule.warmup:
         ramp = run.ramp and cut.accumulate > 1
         growth = f", window from {cut.batch * cut.devices} to {cut.window} images" if ramp else ""
-        say(f"warmup    {warmup:g} epochs: lr from 0 to {rate:g}{growth}")
+        biases = f" (biases from {run.schedule.warmup_bias_lr:g})" if run.schedule.warmup_bias_lr else ""
+        say(f"warmup    {warmup:g} epochs: lr from 0 to {rate:g}{biases}{growth}")
 
 
 def mosaic_epochs(settings: Settings) -> str:

@@ -1,63 +1,133 @@
 """Optimizers, their parameter groups, and what `optimizer: auto` chooses."""
 
-from typing import NamedTuple
+from collections.abc import Collection, Iterable
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from detector.step.schedule import Gains, Rates
+from detector.step.musgd import MuSGD
+from detector.step.schedule import GROUPS, Gains, Rates
 from detector.step.statistics import NORMS
+
+LONG = 10_000  # iterations of a run beyond which `auto` takes MuSGD
+BIAS_LR = 0.1  # where warmup starts the biases, for an optimizer with a momentum that was asked for by name
+DECAYED = ("muon", "weights", "fast muon", "fast weights")
+FUSED = ("cuda",)  # devices on which one kernel takes a whole step; on a CPU it would save milliseconds of seconds
 
 
 class Choice(NamedTuple):
     """An optimizer and its rates."""
 
-    optimizer: str  # SGD or AdamW
+    optimizer: str  # SGD, MuSGD or AdamW
     lr0: float
     momentum: float  # SGD's, or Adam's first beta
+    warmup_bias_lr: float = 0.0
 
 
-def choose(optimizer: str, steps: int, classes: int, lr0: float | None = None, momentum: float | None = None) -> Choice:
-    """The optimizer of a run. `auto`: SGD at 0.01 for runs of over 10,000 steps, else AdamW at 0.01 / (4 + classes).
+def choose(
+    optimizer: str,
+    iterations: int,
+    classes: int,
+    lr0: float | None = None,
+    momentum: float | None = None,
+    warmup_bias_lr: float | None = None,
+) -> Choice:
+    """The optimizer of a run. `auto`: MuSGD at 0.01 for over 10,000 iterations, else AdamW at 0.01 / (4 + classes).
 
-    steps: the run's optimizer steps at the nominal window. With `auto`, an lr0 or momentum that is None is chosen, too.
+    iterations: the nominal batches of an epoch, times epochs. What is None is chosen, too: with `auto` all of them, and
+    warmup_bias_lr for any optimizer, 0.1 but for AdamW and `auto`, where it is 0.
     """
     if optimizer != "auto":
         assert lr0 is not None
         assert momentum is not None
-        return Choice(optimizer, lr0, momentum)
-    long = steps > 10_000
+        start = 0.0 if optimizer == "AdamW" else BIAS_LR
+        return Choice(optimizer, lr0, momentum, start if warmup_bias_lr is None else warmup_bias_lr)
+    long = iterations > LONG
     chosen = 0.01 if long else round(0.01 / (4 + classes), 6)
-    return Choice("SGD" if long else "AdamW", chosen if lr0 is None else lr0, 0.9 if momentum is None else momentum)
+    return Choice(
+        "MuSGD" if long else "AdamW",
+        chosen if lr0 is None else lr0,
+        0.9 if momentum is None else momentum,
+        0.0 if warmup_bias_lr is None else warmup_bias_lr,
+    )
 
 
-def parameter_groups(network: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """The trainable parameters as `weights` (decayed), `norms` and `biases` (not decayed)."""
-    groups: dict[str, list[nn.Parameter]] = {"weights": [], "norms": [], "biases": []}
+def parameter_groups(
+    network: nn.Module, muon: bool = False, fast: Collection[nn.Parameter] = ()
+) -> dict[str, list[nn.Parameter]]:
+    """The trainable parameters as `weights` (decayed), `norms` and `biases` (not decayed), each parameter once.
+
+    With `muon`, those of 2 or 4 dimensions are a group `muon` (decayed) before all others. Those in `fast` are groups
+    of their own, `fast muon` and so on, with a higher rate (`GROUPS`).
+    """
+    groups: dict[str, list[nn.Parameter]] = {name: [] for name in GROUPS}
+    fast_ones, seen = set(fast), set()
     for module in network.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            if parameter.requires_grad:
-                kind = "biases" if name.endswith("bias") else "norms" if isinstance(module, NORMS) else "weights"
-                groups[kind].append(parameter)
+            if not parameter.requires_grad or parameter in seen:
+                continue
+            seen.add(parameter)
+            if muon and parameter.ndim in (2, 4):
+                kind = "muon"
+            else:
+                kind = "biases" if "bias" in name else "norms" if isinstance(module, NORMS) else "weights"
+            groups[f"fast {kind}" if parameter in fast_ones else kind].append(parameter)
     return groups
 
 
-def build_optimizer(network: nn.Module, choice: Choice, decay: float) -> torch.optim.Optimizer:
-    """The optimizer over a network's groups; rates are set before each step by `set_rates`."""
-    groups = [
-        {"params": parameters, "name": name} for name, parameters in parameter_groups(network).items() if parameters
+def build_optimizer(
+    network: nn.Module, choice: Choice, decay: float, fast: Collection[nn.Parameter] = ()
+) -> torch.optim.Optimizer:
+    """The optimizer over a network's groups; rates are set before each step by `set_rates`.
+
+    fast: the parameters that MuSGD moves faster; to other optimizers they are like the rest.
+    """
+    muon = choice.optimizer == "MuSGD"
+    groups: list[dict[str, Any]] = [
+        {"params": parameters, "name": name}
+        for name, parameters in parameter_groups(network, muon, fast if muon else ()).items()
+        if parameters
     ]
-    if choice.optimizer == "SGD":
-        optimizer = torch.optim.SGD(groups, lr=choice.lr0, momentum=choice.momentum, nesterov=choice.momentum > 0)
+    fused = fused_where_it_pays(parameter for group in groups for parameter in group["params"])
+    if muon:
+        for group in groups:
+            group["muon"] = group["name"].endswith("muon")
+        optimizer: torch.optim.Optimizer = MuSGD(groups, choice.lr0, choice.momentum, fused)
+    elif choice.optimizer == "AdamW":
+        optimizer = torch.optim.AdamW(groups, lr=choice.lr0, betas=(choice.momentum, 0.999), fused=fused)
     else:
-        optimizer = torch.optim.AdamW(groups, lr=choice.lr0, betas=(choice.momentum, 0.999))
+        nesterov = choice.momentum > 0
+        optimizer = torch.optim.SGD(groups, lr=choice.lr0, momentum=choice.momentum, nesterov=nesterov, fused=fused)
     set_decay(optimizer, decay)
     return optimizer
 
 
+def fused_where_it_pays(parameters: Iterable[nn.Parameter]) -> bool | None:
+    """What torch's optimizers take as `fused`; None leaves it to them."""
+    return all(one.device.type in FUSED and one.is_floating_point() for one in parameters) or None
+
+
+def load(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Restore an optimizer's state from another device's, too. Raises ValueError where it is of other parameters.
+
+    Which kernels do the work stays as it was built, and what is of a parameter's shape is laid out in memory as the
+    parameter is, which fused kernels rely on.
+    """
+    kernels = [{key: group[key] for key in ("fused", "foreach") if key in group} for group in optimizer.param_groups]
+    own = dict(enumerate(kernels))
+    groups = [group | own.get(number, {}) for number, group in enumerate(saved["param_groups"])]
+    optimizer.load_state_dict({**saved, "param_groups": groups})
+    for parameter, one in optimizer.state.items():
+        for name, value in one.items():
+            alike = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+            if alike and value.stride() != parameter.stride():
+                one[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
 def set_decay(optimizer: torch.optim.Optimizer, decay: float) -> None:
     for group in optimizer.param_groups:
-        group["weight_decay"] = decay if group["name"] == "weights" else 0.0
+        group["weight_decay"] = decay if group["name"] in DECAYED else 0.0
 
 
 def set_rates(optimizer: torch.optim.Optimizer, rates: Rates | None) -> Gains | None:

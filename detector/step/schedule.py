@@ -12,6 +12,10 @@ from typing import Literal, NamedTuple
 Gains = Sequence[Sequence[float]]  # of the loss terms, branch by branch
 Extension = Literal["rescale", "constant-final", "restart-cosine"]
 
+# Parameter groups, and what their rates are multiplied by. Not every optimizer has all of them, see optim.py.
+KINDS = ("muon", "weights", "norms", "biases")
+GROUPS = {kind: 1.0 for kind in KINDS} | {f"fast {kind}": 3.0 for kind in KINDS}
+
 
 @dataclass(frozen=True)
 class Leg:
@@ -58,8 +62,11 @@ class Rates(NamedTuple):
 class Schedule:
     """Learning rates, momentum and loss gains over a run.
 
-    `warmup_bias_lr` is where the biases' rate starts (0 with Adam-like optimizers); all other rates start at 0. `gains`
-    are those of the first epoch; they move evenly, from epoch to epoch and not inside one, to `last_gains` in the last.
+    `warmup_bias_lr` is where the rates of biases start; all others start at 0. Each grows to its own group's. Adam's
+    beta has no warmup: `warmup_momentum` is the momentum, then.
+
+    `gains` are those of the first epoch; they move evenly, from epoch to epoch and not inside one, to `last_gains` in
+    the last.
     """
 
     legs: Sequence[Leg]
@@ -74,18 +81,17 @@ class Schedule:
 
     def rates(self, progress: float) -> Rates:
         """What a step that ends at `progress` epochs runs at."""
-        lr = self.lr(progress)
-        groups = {"weights": lr, "norms": lr, "biases": self.lr(progress, bias=True)}
-        return Rates(groups, self.momentum_at(progress), self.gains_at(progress))
+        lr = {name: self.lr(progress, name.endswith("biases"), factor) for name, factor in GROUPS.items()}
+        return Rates(lr, self.momentum_at(progress), self.gains_at(progress))
 
     def decay(self, progress: float) -> float:
         """Factor on lr0, from 1 at the start of a leg to lrf at its end."""
         leg = next((leg for leg in self.legs if progress <= leg.end), self.legs[-1])
         return self.lrf + (1 - self.lrf) * leg.left(progress)
 
-    def lr(self, progress: float, bias: bool = False) -> float:
-        """Learning rate of weights and norms, or of the biases."""
-        target = self.lr0 * self.decay(progress)
+    def lr(self, progress: float, bias: bool = False, factor: float = 1.0) -> float:
+        """Learning rate of weights and norms, or of the biases, of a group with that factor."""
+        target = self.lr0 * factor * self.decay(progress)
         if progress >= self.warmup:
             return target
         start = self.warmup_bias_lr if bias else 0.0

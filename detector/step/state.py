@@ -10,6 +10,7 @@ from torch import nn
 from detector.errors import CheckpointError
 from detector.precision import Precision
 from detector.step.ema import Ema
+from detector.step.optim import load
 
 
 @dataclass
@@ -83,7 +84,7 @@ class TrainState:
         try:
             self.network.load_state_dict(saved["model"])
             self.ema.network.load_state_dict(saved["ema"])
-            self.optimizer.load_state_dict(saved["optimizer"])
+            load(self.optimizer, saved["optimizer"])
         except (RuntimeError, ValueError) as error:
             raise CheckpointError(f"the checkpoint is of another model or optimizer: {error}") from None
         self.ema.steps = saved["ema_steps"]
