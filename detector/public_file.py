@@ -78,12 +78,15 @@ def read(path: Path) -> dict[str, Any]:
         held = public_network.read(network)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
+    except (AttributeError, LookupError, RuntimeError, StopIteration, TypeError, ValueError) as error:
+        # Objects can be filled with anything, and what is missing first shows where it is used.
+        raise CheckpointError(f"{path}: a network that is not made as the package makes them ({error})") from None
     epoch = saved.get("epoch")
     return {
         "ema": held.weights,
         "description": held.description,
         "names": held.names,
-        "imgsz": _side(arguments.get("imgsz")),
+        "imgsz": _side(arguments.get("imgsz"), max(held.strides, default=0) or 32),
         "settings": {},
         "epoch": epoch + 1 if isinstance(epoch, int) and epoch >= 0 else None,  # theirs are counted from 0
         "metrics": _metrics(saved.get("train_metrics")),
@@ -153,10 +156,10 @@ def _plain(arguments: object) -> dict[str, Any]:
     return {key: value for key, value in found.items() if isinstance(value, str | int | float | list | tuple)}
 
 
-def _side(imgsz: object) -> int:
-    """The side of the network's input: a multiple of 32 that holds what was trained at; 640 where nothing is said."""
+def _side(imgsz: object, stride: int) -> int:
+    """The side of the network's input: a multiple of its stride that holds what was trained at, or 640."""
     sides = [one for one in (imgsz if isinstance(imgsz, list | tuple) else [imgsz]) if isinstance(one, int) and one > 0]
-    return -(-max(sides, default=640) // 32) * 32
+    return -(-max(sides, default=640) // stride) * stride
 
 
 def _metrics(values: object) -> dict[str, float]:

@@ -64,7 +64,7 @@ def read(network: Record) -> Held:
         description=description,
         names=_names(network, description["nc"]),
         activations={name: _kind(act) for name, act in followers.items()},
-        strides=strides.int().tolist() if isinstance(strides, Tensor) else [],
+        strides=strides.int().flatten().tolist() if isinstance(strides, Tensor) else [],
     )
 
 
