@@ -31,8 +31,8 @@ def adopted(description: dict[str, Any], other: Network) -> tuple[dict[str, Any]
         if isinstance(ours, SPPF) and isinstance(theirs, SPPF) and is_active(ours.cv1) != is_active(theirs.cv1):
             row[3] = [row[3][0], ours.kernel, ours.pools, ours.add, is_active(theirs.cv1)]
             notes.append(f"its SPPF with{'' if is_active(theirs.cv1) else 'out'} activation")
-    width = other.head.class_channels
-    if width != network.head.class_channels and inputs(network) == inputs(other):
+    own, width = (getattr(one.head, "class_channels", None) for one in (network, other))
+    if own and width and own != width:
         description["class_channels"] = width
         notes.append(f"its class branches of {width} channels")
     return description, notes
@@ -41,11 +41,6 @@ def adopted(description: dict[str, Any], other: Network) -> tuple[dict[str, Any]
 def is_active(module: nn.Module) -> bool:
     """Whether an activation follows a convolution."""
     return module.activation is not None
-
-
-def inputs(network: Network) -> list[int]:
-    """Channels of the maps that a network's head reads."""
-    return [branch[0].conv.in_channels for branch in network.head.cv2]
 
 
 def difference(network: Network, other: Network) -> str | None:
