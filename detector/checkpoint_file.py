@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 import detector
+from detector import public_file
 from detector.errors import CheckpointError
 from detector.files import replaced, unfinished
 
@@ -104,7 +105,10 @@ def versions() -> dict[str, str]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The contents of a checkpoint, on the CPU. Raises CheckpointError for anything but one of our files."""
+    """The contents of a checkpoint, on the CPU; a public one's are told in the same words, and have an `origin`.
+
+    Raises CheckpointError for any other file.
+    """
     if path.is_dir():
         raise CheckpointError(f"{path}: a folder, not a checkpoint file")
     if not path.exists():
@@ -113,14 +117,16 @@ def read(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: not a checkpoint, or a damaged one: it is no zip file")
     check_seal(path)
     try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        raise CheckpointError(
-            f"{path}: holds more than plain tensors and data, and is not opened because it could run code; "
-            "only checkpoints of this trainer are read"
-        ) from None
+        with public_file.alone:
+            saved = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:  # more than plain tensors and data
+        return {"format": FORMAT, **public_file.read(path)}
     except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
         raise CheckpointError(f"{path}: not a checkpoint, or a damaged one ({str(error).splitlines()[0]})") from None
+    if isinstance(saved, dict) and saved and all(isinstance(value, Tensor) for value in saved.values()):
+        raise CheckpointError(
+            f"{path}: bare weights, which do not say of what network; name the checkpoint they are from"
+        )
     if not isinstance(saved, dict) or "format" not in saved:
         raise CheckpointError(f"{path}: not a checkpoint of this trainer: it has no 'format'")
     if saved["format"] > FORMAT:

@@ -1,5 +1,6 @@
 """Classes are told by their names: their numbers are each data set's own."""
 
+import re
 from collections.abc import Sequence
 
 
@@ -26,3 +27,21 @@ def differing(names: Sequence[str], known: Sequence[str]) -> str:
         if only
     ]
     return "; ".join(parts) or "a name stands for two classes"
+
+
+def matches(names: Sequence[str], known: Sequence[str]) -> list[int | None]:
+    """The number that each of `names` has in `known`, spaces around it and case aside; None where it is not there.
+
+    The same names in the same order are the same classes. Else a name must be one: what stands in for names that nobody
+    gave (class_0, item), and what occurs twice, matches nothing.
+    """
+    order = order_of(names, known)
+    if order is not None:
+        return list(order)
+    ours, theirs = ([name.strip().casefold() for name in some] for some in (names, known))
+    return [
+        theirs.index(name)
+        if theirs.count(name) == ours.count(name) == 1 and not re.fullmatch(r"class_?\d+|item|\d+", name)
+        else None
+        for name in ours
+    ]

@@ -17,7 +17,7 @@ from detector.errors import DetectorError, Interrupted, did_you_mean
 
 # What a disk says that takes no more: told in a line wherever it happens, with no traceback.
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-COMMANDS = ("train", "tune", "val", "predict", "info")
+COMMANDS = ("train", "tune", "val", "predict", "info", "convert")
 OVERRIDES = "settings as key=value, with YAML values: epochs=50 lr0=1e-3 names='[cat, dog]'"
 SUMMARY = """\
 Train, measure and use YOLO-style object detectors.
@@ -74,7 +74,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     info = commands.add_parser("info", help="say what a checkpoint holds")
     info.add_argument("arguments", nargs="*", metavar="WEIGHTS", help="a checkpoint or a run's folder")
-    for command in (train, tune, val, predict, info):
+    convert = commands.add_parser("convert", help="write a public checkpoint as one of ours, or a plain state dict")
+    convert.add_argument(
+        "arguments",
+        nargs="*",
+        metavar="WEIGHTS FILE | key=value",
+        help="a checkpoint or a run's folder; the file to write; format exist_ok",
+    )
+    for command in (train, tune, val, predict, info, convert):
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 

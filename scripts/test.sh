@@ -15,7 +15,7 @@ arguments=(-n auto --dist worksteal)
 case "${1:-}" in
     --all) shift ;;
     --fast) shift; arguments+=(-m "not slow") ;;
-    *) arguments+=(-m "not long") ;;
+    *) arguments+=(-m "not long and not network") ;;
 esac
 .venv/bin/ruff check .
 .venv/bin/ruff format --check --quiet . || { echo "Run .venv/bin/ruff format ." >&2; exit 1; }

@@ -11,10 +11,10 @@ from test_step import new_state, step_of
 
 from detector import checkpoint_file
 from detector.checkpoint_file import not_finite
-from detector.classes import order_of
+from detector.classes import matches, order_of
 from detector.errors import CheckpointError, ConfigError
-from detector.model.checkpoint import network_of, start_from
-from detector.model.network import build_network
+from detector.model.checkpoint import network_of, started
+from detector.model.network import build_network, load_description, network_from_description
 from detector.run.state import RunState
 
 
@@ -132,17 +132,26 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
     assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
 
 
+def start(path, names, model=TINY):
+    """A network of `model` that starts from a checkpoint, and what was said."""
+    return started(load_description(model), path, names, seed=5)
+
+
+def fresh(classes):
+    return build_network(TINY, nc=classes, seed=5)
+
+
 def test_starting_from_weights_takes_what_fits_and_says_so(tmp_path):
     state = trained_state()
     path = saved_file(tmp_path, state)
-    same = build_network(TINY, nc=2, seed=5)
-    assert start_from(same, path, ("a", "b")).endswith(f"{len(same.state_dict())} of {len(same.state_dict())} tensors")
+    same, said = start(path, ("a", "b"))
+    assert said.endswith(f"{len(same.state_dict())} of {len(same.state_dict())} tensors")
     assert_same(dict(same.state_dict()), dict(state.ema.network.state_dict()))
-    other = build_network(TINY, nc=5, seed=5)
-    assert "fresh for 5 other classes" in start_from(other, path, "abcde")
+    other, said = start(path, "cdefg")
+    assert "fresh for 5 other classes: 6 class tensors" in said
     assert torch.equal(other.model[0].conv.weight, state.ema.network.model[0].conv.weight)
     with pytest.raises(ConfigError, match="another architecture"):
-        start_from(build_network("v11n", nc=2), path, ("a", "b"))
+        start(path, ("a", "b"), "v11n")
 
 
 def test_classes_are_told_by_their_names(tmp_path):
@@ -151,14 +160,78 @@ def test_classes_are_told_by_their_names(tmp_path):
     path = saved_file(tmp_path, state)
     images = random_batch([1, 2]).network_input()
     expected = state.ema.network.eval()(images).logits
-    turned = build_network(TINY, nc=2, seed=5)
-    assert "its classes in the data set's order" in start_from(turned, path, ("b", "a"))
+    turned, said = start(path, ("b", "a"))
+    assert "its classes in the data set's order" in said
     torch.testing.assert_close(turned.eval()(images).logits, expected.flip(1))
-    other, untouched = (build_network(TINY, nc=2, seed=5) for _ in range(2))
-    assert "fresh for 2 other classes: 6 class tensors" in start_from(other, path, ("a", "c"))
-    for layer, fresh in zip(other.head.class_outputs, untouched.head.class_outputs, strict=True):
-        assert torch.equal(layer.weight, fresh.weight)
+    other, said = start(path, ("c", "d"))
+    assert "fresh for 2 other classes: 6 class tensors" in said
+    for layer, untouched in zip(other.head.class_outputs, fresh(2).head.class_outputs, strict=True):
+        assert torch.equal(layer.weight, untouched.weight)
     assert torch.equal(other.head.cv2[0][-1].weight, state.ema.network.head.cv2[0][-1].weight)
+
+
+def test_classes_of_another_set_are_taken_by_their_names(tmp_path):
+    """Space around a name and case aside; classes that the checkpoint has not start fresh, those left out are gone."""
+    state = trained_state()
+    path = saved_file(tmp_path, state, names=["Cat", "dog "])
+    known = state.ema.network.head.class_outputs
+    other, said = start(path, ("bird", " DOG", "cat"))
+    assert "2 of 3 classes by their names, and fresh: bird (names=" in said
+    for layer, theirs, new in zip(other.head.class_outputs, known, fresh(3).head.class_outputs, strict=True):
+        for part in ("weight", "bias"):
+            rows = getattr(new, part)[:1], getattr(theirs, part)[1:], getattr(theirs, part)[:1]
+            assert torch.equal(getattr(layer, part), torch.cat(rows))
+    fewer, said = start(path, ("dog",))
+    assert said.endswith("; 1 of its 2 classes, by their names")
+    assert torch.equal(fewer.head.class_outputs[0].bias, known[0].bias[1:])
+
+
+@pytest.mark.parametrize(
+    ("names", "known", "found"),
+    [
+        ("ab", "ba", [1, 0]),
+        (["Car ", "bus"], ["BUS", "truck", "car"], [2, 0]),
+        ("aab", "ab", [None, None, 1]),  # which a is it?
+        (["class_0", "cat"], ["class_0", "dog", "cat"], [None, 2]),  # nobody's name
+        (["class_0", "class_1"], ["class_0", "class_1"], [0, 1]),
+        (["item"], ["item", "cat"], [None]),
+        (["item"], ["item"], [0]),
+        ("abc", "", [None] * 3),
+    ],
+)
+def test_names_find_their_classes(names, known, found):
+    assert matches(names, known) == found
+
+
+def test_networks_that_differ_in_no_tensor_are_told_apart(tmp_path):
+    """Shortcuts, strides, kernels of pools and where layers read are in no tensor."""
+    path = saved_file(tmp_path, trained_state())
+    for layer, change, said in (
+        (2, [128, False, 0.25, False, 1, False], "'model.2.m.0' has add True, not False"),
+        (8, [128, 3], "'model.8' has kernel 5, not 3"),
+    ):
+        description = load_description(TINY)
+        [*description["backbone"], *description["head"]][layer][3] = change
+        with pytest.raises(ConfigError, match=f"another architecture: {said}"):
+            started(description, path, ("a", "b"))
+    with pytest.raises(ConfigError, match="has activation"):
+        started({**load_description(TINY), "activation": "torch.nn.ReLU()"}, path, ("a", "b"))
+
+
+def test_what_no_model_name_says_is_as_in_the_checkpoint(tmp_path):
+    """An SPPF without activation and class branches of another width: the network goes on as the same function."""
+    description = {**load_description(TINY), "class_channels": 24}
+    description["backbone"][8][3] = [128, 5, 3, False, False]
+    network = network_from_description(description, seed=1).eval()
+    saved = {"ema": network.state_dict(), "description": description, "names": ["a", "b"], "imgsz": 64, "settings": {}}
+    checkpoint_file.write(tmp_path / "best.pt", saved)
+    same, said = start(tmp_path / "best.pt", ("a", "b"))
+    assert said.endswith("; its SPPF without activation; its class branches of 24 channels")
+    images = random_batch([1, 2]).network_input()
+    assert torch.equal(same.eval()(images).logits, network(images).logits)
+    again = network_from_description(same.description)  # what is saved builds the same
+    again.load_state_dict(same.state_dict())
+    assert torch.equal(again.eval()(images).logits, network(images).logits)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +256,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(tmp_path, value):
     path = saved_file(tmp_path, state)
     for use in (
         lambda: network_of(checkpoint_file.read(path), path),
-        lambda: start_from(build_network(TINY, nc=2), path, ("a", "b")),
+        lambda: start(path, ("a", "b")),
     ):
         with pytest.raises(CheckpointError, match=r"last.pt: 'model.0.conv.weight' holds values that are not finite"):
             use()

@@ -140,7 +140,7 @@ def test_words_of_val_name_a_checkpoint_and_a_data_set(files):
         words.of_checkpoint(["best.pt", "batch"])
 
 
-@pytest.mark.parametrize("command", ["val", "predict", "info"])
+@pytest.mark.parametrize("command", ["val", "predict", "info", "convert"])
 def test_commands_without_a_checkpoint_ask_for_one(command, capsys):
     assert run(command) == 2
     assert "name a checkpoint" in capsys.readouterr().err

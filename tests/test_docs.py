@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 from test_imports import ROWS
 
-from detector.config.settings import InfoSettings, PredictSettings, Settings, TuneSettings, ValSettings, load_settings
+from detector.config.settings import (
+    ConvertSettings,
+    InfoSettings,
+    PredictSettings,
+    Settings,
+    TuneSettings,
+    ValSettings,
+    load_settings,
+)
 
 ROOT = Path(__file__).parents[1]
 OF_COMMAND = {
@@ -16,6 +24,7 @@ OF_COMMAND = {
     "val": ValSettings,
     "predict": PredictSettings,
     "info": InfoSettings,
+    "convert": ConvertSettings,
 }
 # The changelog is no part of them: it tells of what was, too.
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -24,7 +33,7 @@ FOLDERS = "configs|datasets|detector|docs|scripts|tests"
 
 
 @pytest.mark.parametrize(
-    "settings", [Settings, TuneSettings, ValSettings, PredictSettings], ids=lambda cls: cls.__name__
+    "settings", [Settings, TuneSettings, ValSettings, PredictSettings, ConvertSettings], ids=lambda cls: cls.__name__
 )
 def test_every_setting_is_documented_with_its_default(settings):
     rows = dict(re.findall(r"^\| `(\w+)` \|([^|]*)\|", (ROOT / "docs" / "settings.md").read_text(), flags=re.M))
@@ -38,7 +47,7 @@ def test_every_setting_is_documented_with_its_default(settings):
 
 def test_documented_settings_exist():
     names = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "settings.md").read_text(), flags=re.M)
-    known = {*TuneSettings.model_fields, *ValSettings.model_fields, *PredictSettings.model_fields}
+    known = {name for settings in OF_COMMAND.values() for name in settings.model_fields}
     assert set(names) <= known
 
 
@@ -107,7 +116,7 @@ def test_settings_in_the_text_can_be_set(document):
     for span in spans(document):
         words = span.split()
         if span != "key=value" and all(re.match(r"[a-z]\w*=.", word) for word in words):
-            parsed(TuneSettings, words)
+            parsed(ConvertSettings if words[0].startswith("format=") else TuneSettings, words)
         elif found := re.match(r"([a-z]\w*): \S", span):
             assert found[1] in TuneSettings.model_fields, span
 

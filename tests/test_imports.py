@@ -15,7 +15,8 @@ PACKAGE = Path(__file__).parents[1] / "detector"
 # A room may import what stands before its own row; rooms of one row do not import each other.
 ROWS = [
     {"errors", "boxes", "classes", "rng", "memory", "terminal", "spelling"},
-    {"distributed", "files", "values"},
+    {"distributed", "files", "values", "public_network"},
+    {"public_file"},
     {"device", "precision", "checkpoint_file", "folders"},
     {"config"},
     {"data", "model", "loss"},

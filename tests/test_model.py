@@ -16,7 +16,7 @@ from detector.model import description as description_module
 from detector.model.blocks.attention import Attention
 from detector.model.blocks.conv import Conv
 from detector.model.blocks.csp import C3k
-from detector.model.checkpoint import start_from
+from detector.model.checkpoint import started
 from detector.model.description import shipped_folder
 from detector.model.head import Detect, Predictions
 from detector.model.layers import MODULES, Kind
@@ -333,8 +333,8 @@ def test_a_head_says_which_layers_depend_on_the_classes(answering, tmp_path):
     saved = {"ema": old.state_dict(), "description": old.description, "names": ["a", "b", "c"]}
     path = tmp_path / "old.pt"
     checkpoint_file.write(path, saved)
-    new = network_from_description({**answering, "nc": 5})
-    assert "fresh for 5 other classes" in start_from(new, path, "abcde")
+    new, said = started(answering, path, "vwxyz")
+    assert "fresh for 5 other classes: 8 class tensors" in said
     assert torch.equal(new.model[0].conv.weight, old.model[0].conv.weight)
 
 

@@ -37,6 +37,8 @@ def run(options: argparse.Namespace) -> int:
     names = tuple(saved["names"])
 
     trained = saved["settings"]
+    if settings.data is None and "data" not in trained:
+        raise ConfigError(f"{path}: does not say where its data set is; name one: detector val {path} my_data.yaml")
     data = settings.data or Path(trained["data"])
     renamed = settings.names or (trained["names"] if settings.data is None else None)
     index = build_index(load_description(data).named(renamed), settings.split)

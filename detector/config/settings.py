@@ -20,7 +20,7 @@ from detector.spelling import AMP, Words
 OPTIMIZERS = "SGD, MuSGD, AdamW, or auto"
 
 __all__ = [
-    "InfoSettings", "PredictSettings", "Settings", "TuneSettings", "ValSettings",
+    "ConvertSettings", "InfoSettings", "PredictSettings", "Settings", "TuneSettings", "ValSettings",
     "load_settings", "read_yaml", "validated",
 ]  # fmt: skip
 
@@ -396,3 +396,17 @@ class InfoSettings(Group):
     also = {"model": "weights"}
 
     weights: Annotated[FilePath | None, Field(description="the checkpoint, or the folder of its run")] = None
+
+
+class ConvertSettings(Group):
+    """Settings of `detector convert`."""
+
+    of = " of detector convert"
+    also = {"model": "weights"}
+
+    weights: Annotated[FilePath | None, Field(description="the checkpoint, or the folder of its run")] = None
+    to: Annotated[FilePath | None, Field(description="the file to write")] = None
+    format: Annotated[
+        Literal["checkpoint", "state_dict"], Words(), Field(description="one of ours, or tensors and their names alone")
+    ] = "checkpoint"
+    exist_ok: Annotated[bool, Field(description="replace the file where there is one")] = False

@@ -97,5 +97,18 @@ def of_checkpoint(words: Sequence[str], sources: bool = False) -> Said:
     return Said(None, overrides, values)
 
 
+def of_conversion(words: Sequence[str]) -> Said:
+    """The words of `convert`: a checkpoint and the file to write, in this order unless `weights=` or `to=` names it."""
+    loose = [word for word in words if "=" not in word]
+    overrides = tuple(word for word in words if "=" in word)
+    values: dict[str, Any] = {}
+    for key, names in (("weights", ("weights", "model")), ("to", ("to",))):
+        if loose and not named(overrides, names):
+            values[key] = loose.pop(0)
+    if loose:
+        raise ConfigError(f"'{loose[-1]}': a setting is written key=value, for example format=state_dict")
+    return Said(None, overrides, values)
+
+
 def named(overrides: Iterable[str], keys: Sequence[str]) -> bool:
     return any(word.partition("=")[0].strip() in keys for word in overrides)

@@ -8,21 +8,44 @@ import torch
 from torch import Tensor
 
 from detector import checkpoint_file
-from detector.classes import order_of
+from detector.classes import matches
 from detector.errors import CheckpointError, ConfigError
 from detector.model.network import Network, network_from_description
+from detector.model.sameness import adopted, difference
+
+SHOWN = 10  # classes that are named where some start fresh
 
 
 def network_of(saved: dict[str, Any], path: Path) -> Network:
     """The averaged network (`ema`) of a checkpoint. CheckpointError where it is not whole."""
     try:
         network = network_from_description(saved["description"], seed=None)
+        check_public(network, saved, path)
         network.load_state_dict(finite(saved["ema"], path))
     except KeyError as error:
         raise CheckpointError(f"{path}: holds no {error}") from None
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: its network cannot be built here: {error}") from None
     except RuntimeError as error:
         raise CheckpointError(f"{path}: its weights do not fit its description: {error}") from None
     return network.eval()
+
+
+def check_public(network: Network, saved: dict[str, Any], path: Path) -> None:
+    """Raises CheckpointError where the network of a public checkpoint is not what was built from its layer list.
+
+    That is what no tensor tells: which convolutions an activation follows, and the strides.
+    """
+    modules = dict(network.named_modules())
+    for name, kind in saved.get("activations", {}).items():
+        ours = getattr(modules.get(name), "activation", kind)
+        if (ours is None) != (kind == "Identity"):
+            raise CheckpointError(
+                f"{path}: '{name}' is followed by {kind}, and by {'nothing' if ours is None else 'an activation'} in "
+                "what its layer list describes: a network that was altered is not read"
+            )
+    if (strides := tuple(saved.get("strides", ()))) and strides != network.head.strides:
+        raise CheckpointError(f"{path}: has the strides {strides}, and its layer list {network.head.strides}")
 
 
 def finite(weights: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
@@ -35,44 +58,59 @@ def finite(weights: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
     return weights
 
 
-def start_from(network: Network, path: Path, names: Sequence[str]) -> str:
-    """Start `network`, of the classes `names`, from a checkpoint's averaged weights; returns a line that says how.
+def started(description: dict[str, Any], path: Path, names: Sequence[str], seed: int = 0) -> tuple[Network, str]:
+    """A network of that description, for the classes `names`, that starts from a checkpoint's averaged weights.
 
-    Classes are told by their names: those of the checkpoint in another order are put in this one, and with other
-    classes the head's class layers stay fresh. Raises ConfigError for another architecture.
+    With it comes a line that says what was taken. Classes go by their names: the checkpoint's in another order are put
+    in this one, and those that it has not start fresh. What differs in no tensor between networks of one description is
+    as in the checkpoint. Raises ConfigError for another architecture.
     """
     path = checkpoint_file.weights_in(path)
     saved = checkpoint_file.read(path)
-    theirs, ours = finite(saved.get("ema", {}), path), network.state_dict()
-    order = order_of(names, saved.get("names", ()))
-    outputs = {f"{name}." for name, module in network.named_modules() if module in network.head.class_outputs}
-    fits = {
-        key: value
-        for key, value in theirs.items()
-        if key in ours and ours[key].shape == value.shape and (order is not None or not key.startswith(tuple(outputs)))
-    }
-    fresh = sorted(ours.keys() - fits.keys())
-    class_branches = tuple(f"model.{len(network.model) - 1}.{name}." for name in network.head.class_branches)
-    foreign = [key for key in fresh if order is not None or not key.startswith(class_branches)]
-    if foreign or theirs.keys() - ours.keys():
-        stray = (foreign or sorted(theirs.keys() - ours.keys()))[0]
+    theirs = network_of(saved, path)
+    description, notes = adopted({**description, "nc": len(names)}, theirs)
+    network = network_from_description(description, seed)
+    if problem := difference(network, theirs):
         raise ConfigError(
-            f"weights={path}: of another architecture: '{stray}' does not fit. "
+            f"weights={path}: of another architecture: {problem}. "
             "Set 'model' to the model these weights were trained with"
         )
-    network.load_state_dict(fits, strict=False)
-    note = ""
-    if order is None:
-        note = f"; fresh for {network.nc} other classes: {len(fresh)} class tensors (names= where they are the same)"
-    elif order != sorted(order):
-        put_in_order(network, order)
-        note = "; its classes in the data set's order"
-    return f"weights of {path.name}: {len(fits)} of {len(ours)} tensors{note}"
+    network.load_state_dict(_shared(network, theirs), strict=False)
+    order = matches(names, saved.get("names", ()))
+    take_classes(network, theirs, order)
+    return network, "; ".join([f"weights of {path.name}: {_told(network, theirs, names, order)}", *notes])
+
+
+def _shared(network: Network, other: Network) -> dict[str, Tensor]:
+    """The other network's tensors but those of the layers whose outputs are the classes."""
+    outputs = tuple(f"{name}." for name, module in network.named_modules() if module in network.head.class_outputs)
+    return {key: value for key, value in other.state_dict().items() if not key.startswith(outputs)}
 
 
 @torch.no_grad()
-def put_in_order(network: Network, order: Sequence[int]) -> None:
-    """Give class i of a network what its class order[i] was."""
-    for layer in network.head.class_outputs:
-        layer.weight.copy_(layer.weight[list(order)])
-        layer.bias.copy_(layer.bias[list(order)])
+def take_classes(network: Network, other: Network, order: Sequence[int | None]) -> None:
+    """Make class i of a network what class order[i] of the other is; None: it stays as it is."""
+    ours = [i for i, number in enumerate(order) if number is not None]
+    theirs = [number for number in order if number is not None]
+    for layer, source in zip(network.head.class_outputs, other.head.class_outputs, strict=True):
+        layer.weight[ours] = source.weight[theirs]
+        layer.bias[ours] = source.bias[theirs]
+
+
+def _told(network: Network, other: Network, names: Sequence[str], order: Sequence[int | None]) -> str:
+    """What was taken, and what was not."""
+    fresh = [name for name, number in zip(names, order, strict=True) if number is None]
+    every = len(network.state_dict())
+    last = 2 * len(network.head.class_outputs)  # their weights and biases
+    if not fresh and list(order) == list(range(other.nc)):
+        return f"{every} of {every} tensors"
+    if not fresh and len(order) == other.nc:
+        return f"{every} of {every} tensors; its classes in the data set's order"
+    if not fresh:
+        return f"{every} of {every} tensors; {len(order)} of its {other.nc} classes, by their names"
+    if len(fresh) == len(order):
+        note = f"fresh for {len(order)} other classes: {last} class tensors"
+    else:
+        shown = ", ".join(fresh[:SHOWN]) + (f" and {len(fresh) - SHOWN} more" if len(fresh) > SHOWN else "")
+        note = f"{len(order) - len(fresh)} of {len(order)} classes by their names, and fresh: {shown}"
+    return f"{every - last} of {every} tensors; {note} (names= where they are the same)"

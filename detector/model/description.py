@@ -8,7 +8,7 @@ from typing import Any
 from detector.errors import ConfigError, did_you_mean
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_KEYS = ("nc", "scale", "scales", "backbone", "head", "reg_max", "end2end", "activation")
+_KEYS = ("nc", "scale", "scales", "backbone", "head", "reg_max", "end2end", "activation", "class_channels")
 _OTHERS = ("depth_multiple", "width_multiple", "ch", "channels")  # keys of public files, which are read into those
 ANY = 10**6  # channels that no layer has: there is no cap
 _SUFFIXES = (".yaml", ".yml")
@@ -27,8 +27,8 @@ def load_description(name_or_path: str | Path) -> dict[str, Any]:
 
     The scale is the letter after the number in the name. A path that is no file but has one, such as
     configs/models/v11s.yaml, is v11.yaml at scale s; a file's own `scale` is next, then the first of its scales. Keys
-    of the result: name (as given, for messages), nc, scale, scales, backbone, head, and reg_max, end2end, activation
-    where they are written. Raises ConfigError.
+    of the result: name (as given, for messages), nc, scale, scales, backbone, head, and the other keys where they are
+    written. Raises ConfigError.
     """
     name = str(name_or_path)
     file, scale = _locate(name)
@@ -75,6 +75,9 @@ def check_description(description: dict[str, Any]) -> None:
     reg_max, end2end = description.get("reg_max", 16), description.get("end2end", False)
     if not _is_whole(reg_max) or reg_max < 1:
         raise ConfigError(f"{name}: reg_max {reg_max!r} is not a number of bins (16; 1: the distance itself)")
+    width = description.get("class_channels")
+    if width is not None and (not _is_whole(width) or width < 1):
+        raise ConfigError(f"{name}: class_channels {width!r} is not a number of channels (left out: by the classes)")
     if not isinstance(end2end, bool):
         raise ConfigError(f"{name}: end2end {end2end!r} is not true or false")
     if not isinstance(description.get("activation", ""), str):

@@ -69,6 +69,7 @@ class Detect(nn.Module):
         reg_max: int = 16,
         end2end: bool = False,
         separable: bool = True,
+        class_channels: int | None = None,
     ):
         super().__init__()
         self.nc = nc
@@ -78,7 +79,8 @@ class Detect(nn.Module):
         self.nms = True  # whether inference takes the one-to-many branches and suppresses, see `choose`
         self.rerun = False  # whether branches compute their activations again, see `Network.set_checkpoint`
         box = max(16, channels[0] // 4, 4 * reg_max)
-        hidden = max(channels[0], min(nc, 100))
+        # A network keeps the width that it was first trained with, though its classes are others by now.
+        hidden = self.class_channels = class_channels or max(channels[0], min(nc, 100))
         before = _separable if separable else _full
 
         def boxes() -> nn.ModuleList:

@@ -46,6 +46,7 @@ class Site:
     reg_max: int
     end2end: bool
     separable: bool  # the kind of a head's class branches
+    class_channels: int | None  # and their width, where it does not follow from the number of classes
 
     def channels(self, base: int) -> int:
         """Base channels to channels: at most `most_channels`, times width, up to a multiple of 8."""
@@ -118,7 +119,8 @@ def detect(site: Site, nc: int, reg_max: int | None = None) -> nn.Module:
     channels, strides = zip(*site.inputs, strict=True)
     if any(stride.denominator != 1 for stride in strides):
         raise ValueError(f"reads maps of strides {', '.join(map(str, strides))}: they must be whole")
-    return Detect(nc, channels, [int(one) for one in strides], reg_max or site.reg_max, site.end2end, site.separable)
+    steps, bins = [int(one) for one in strides], reg_max or site.reg_max
+    return Detect(nc, channels, steps, bins, site.end2end, site.separable, site.class_channels)
 
 
 def detect_v10(site: Site, nc: int) -> nn.Module:
@@ -215,6 +217,7 @@ def build_layers(description: dict[str, Any]) -> list[Layer]:
             reg_max=description.get("reg_max", 16),
             end2end=description.get("end2end", False),
             separable=any(row[2] in SEPARABLE for row in rows),
+            class_channels=description.get("class_channels"),
         )
         built, maps = _layer(site, module, arguments)
         layers.append(Layer(built, sources, MODULES[module].takes in ("joined", "predicting"), maps.stride))

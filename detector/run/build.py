@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -18,9 +18,10 @@ from detector.data.loader import worker_count
 from detector.device import choose_device
 from detector.errors import CheckpointError, ConfigError
 from detector.loss.criterion import DetectionLoss, branch_shares
-from detector.model.checkpoint import start_from
+from detector.model.checkpoint import started
+from detector.model.description import load_description as model_description
 from detector.model.freezing import freeze
-from detector.model.network import Network, build_network, check_side
+from detector.model.network import Network, build_network, check_side, network_from_description
 from detector.model.norm import set_norms
 from detector.precision import Precision, choose_precision
 from detector.run.interrupt import Interruption
@@ -51,7 +52,7 @@ def build(settings: Settings, resume: Resume | None, say: Say) -> Run:
     choice = chosen_optimizer(settings, cut, len(training), len(names))
     settings = settings.model_copy(update=choice._asdict())
 
-    network = prepared_network(settings, names, device, None if resume else say)
+    network = prepared_network(settings, names, device, say, resume.saved["description"] if resume else None)
     optimizer = build_optimizer(network, choice, weight_decay(settings, cut), class_parameters(network))
     precision = precision_of(settings, device, resume)
     legs = (Leg(0, settings.epochs, curve_of(settings)),)
@@ -125,16 +126,27 @@ def gains_of(settings: Settings, network: Network) -> tuple[Gains, Gains]:
     return [[share * gain for gain in gains] for share in first], [[share * gain for gain in gains] for share in last]
 
 
-def prepared_network(settings: Settings, names: Sequence[str], device: torch.device, say: Say | None) -> Network:
+def prepared_network(
+    settings: Settings,
+    names: Sequence[str],
+    device: torch.device,
+    say: Say | None,
+    description: dict[str, Any] | None = None,
+) -> Network:
     """A network as the settings want it, on the device; `say` is told of weights to start from, None: there are none.
 
-    Everything but images, optimizer and averages: what `tune` measures is this network, too.
+    description: of the network of a run that goes on, for its own weights. Everything but images, optimizer and
+    averages: what `tune` measures is this network, too.
     """
-    network = build_network(settings.model, len(names), settings.seed)
+    if description is not None:
+        network = network_from_description(description, settings.seed)
+    elif settings.weights and say:
+        network, note = started(model_description(settings.model), settings.weights, names, settings.seed)
+        say(note)
+    else:
+        network = build_network(settings.model, len(names), settings.seed)
     check_side(network, settings.imgsz)
     check_metric(settings.metric, network)
-    if settings.weights and say:
-        say(start_from(network, settings.weights, names))
     equip(network, settings, device)
     network = network.to(device)
     if device.type != "mps":  # measured to help on CPUs and on GPUs with tensor cores

@@ -91,6 +91,11 @@ def read(run: Path, notes: list[str]) -> tuple[Path, dict[str, Any]]:
             f"resume={path}: written by an earlier version of detector, which kept less of a run; "
             f"start a new run from its weights with weights={path}"
         )
+    if "origin" in saved:
+        raise ConfigError(
+            f"resume={path}: a network that {saved['origin']['program']} trained, whose run cannot go on here; "
+            f"start a new run from its weights with weights={path}"
+        )
     if "optimizer" not in saved:
         last = path.parent / "last.pt"
         raise ConfigError(
