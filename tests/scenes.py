@@ -1,5 +1,6 @@
 """A small data set and a small network for tests that train."""
 
+from functools import cache
 from pathlib import Path
 
 import cv2
@@ -83,6 +84,12 @@ KINDS = {  # boxes of each image, and the limits of their sides in pixels
 
 def near_truth(kind, strides, seed: int = 0, noise: float = 0.15, reg_max: int = 1) -> tuple[Raw, Truth]:
     """Raw output in fp64 for images of 64 x 96 pixels, where an anchor predicts about one of the boxes of its image."""
+    raw, truth = _near_truth(kind, strides, seed, noise, reg_max)
+    return raw._replace(boxes=raw.boxes.clone(), logits=raw.logits.clone()), truth
+
+
+@cache
+def _near_truth(kind, strides, seed, noise, reg_max):
     rng = torch.Generator().manual_seed(seed)
     counts, smallest, largest = KINDS[kind]
     width, height = 64, 96

@@ -123,7 +123,7 @@ def test_an_anchor_that_is_not_aligned_is_not_taken():
 @given(st.data())
 def test_an_image_is_assigned_alone(data):
     """Other images of the batch, before or after it, change nothing."""
-    raw, truth = near_truth("mixed", STRIDES, seed=data.draw(st.integers(0, 50)))
+    raw, truth = near_truth("mixed", STRIDES, seed=data.draw(st.integers(0, 4)))
     rule = data.draw(st.sampled_from(list(RULES.values())))
     image = data.draw(st.integers(0, len(raw.logits) - 1))
     mine = truth.image_index == image
