@@ -77,6 +77,14 @@ def test_a_run_killed_at_its_last_epochs_end_does_too(make_run, point, number):
     assert run.lost == 0
 
 
+@pytest.mark.parametrize("point", ["gradient finished", "weights stepped"])
+def test_a_run_of_musgd_with_its_two_momenta_does_too(make_run, point):
+    run = make_run("workers=0", EVERY_WINDOW, more=("optimizer=MuSGD",))
+    assert run.go_on(Kill(point, NUMBERS[point])).killed, "the point was not reached"
+    run.end()
+    assert run.lost == 0
+
+
 def test_a_run_killed_again_and_again_does_too(make_run):
     """Also inside the writes of the processes that resume it, and through a command line of its own."""
     run = make_run("workers=0", EVERY_WINDOW)
