@@ -72,8 +72,10 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="WEIGHTS SOURCE | key=value",
         help="a checkpoint or a run's folder; files, folders, globs, text files of paths; conf iou imgsz ...",
     )
-    info = commands.add_parser("info", help="say what a checkpoint holds")
-    info.add_argument("arguments", nargs="*", metavar="WEIGHTS", help="a checkpoint or a run's folder")
+    info = commands.add_parser("info", help="say what a checkpoint holds, or what a model is made of")
+    info.add_argument(
+        "arguments", nargs="*", metavar="WEIGHTS | MODEL", help="a checkpoint, a run's folder, or a model such as v26n"
+    )
     convert = commands.add_parser("convert", help="write a public checkpoint as one of ours, or a plain state dict")
     convert.add_argument(
         "arguments",

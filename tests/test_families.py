@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import yaml
+from test_training import run
 
 from detector.errors import ConfigError
 from detector.model.cost import cost
@@ -133,6 +134,17 @@ def test_v26_has_the_names_and_shapes_of_public_checkpoints(key, shape):
 
 def test_v8_has_full_convolutions_in_its_class_branch():
     assert tuple(skeleton("v8n").state_dict()["model.22.cv3.0.0.conv.weight"].shape) == (80, 64, 3, 3)
+
+
+def test_info_tells_what_a_model_is_made_of(capsys, tmp_path):
+    assert run("info", "yolo26n.yaml") == 0
+    said = capsys.readouterr().out
+    assert "2,572,280 parameters at 80 classes, 2,408,932 in use; 708 tensors" in said
+    assert "two heads" in said
+    rows = [line for line in said.splitlines() if line.strip()[:1].isdigit()]
+    assert sum(int(row.split("  ")[-2].replace(",", "")) for row in rows) == 2_572_280
+    assert run("info", tmp_path / "nothing.pt") == 2
+    assert "no such checkpoint" in capsys.readouterr().err
 
 
 # --- inference

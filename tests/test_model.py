@@ -382,7 +382,7 @@ def test_installed_descriptions_come_before_those_of_the_checkout(tmp_path, monk
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("v11k", "v11k: not a model (v10b/l/m/n/s/x, v11n/s/m/l/x, "),
+        ("v11k", "v11k: not a model (v10[blmnsx], v11[nsmlx], "),
         ("v11", "v11: not a model ("),
         ("v11n.yaml", "v11n.yaml: no such file. Did you mean 'v11n'?"),
     ],

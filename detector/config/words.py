@@ -1,5 +1,6 @@
 """What the words of a command line mean that are no `key=value`: files, told apart by what is in them."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,7 @@ from detector.config.settings import Settings, model_named, read_yaml
 from detector.errors import ConfigError, did_you_mean
 
 SUFFIXES = (".yaml", ".yml")
+NAMED = re.compile(r"v\d+[a-z](u|-p\d)?")  # a model that comes with the project
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,17 @@ def meaning(word: str | Path) -> tuple[str | None, Any]:
         hint = did_you_mean(word, Settings.model_fields)
         raise ConfigError(f"'{word}': neither a file nor a setting, which is written key=value: epochs=50.{hint}")
     return kind_of(path), str(word)
+
+
+def model_in(word: str) -> str | None:
+    """The model that a word names, v26n or a model's YAML file; None: it names something else."""
+    path = Path(word)
+    if "=" in word or path.suffix.lower() not in ("", *SUFFIXES) or (path.exists() and not path.is_file()):
+        return None
+    if path.is_file():
+        return word if kind_of(path) == "model" else None
+    named = model_named(word, Path())
+    return named if named != word or NAMED.fullmatch(word) else None
 
 
 def kind_of(file: Path) -> str | None:

@@ -167,12 +167,12 @@ def _locate_shipped(name: str) -> tuple[Path, str | None]:
 
 
 def _families(names: Iterable[str]) -> str:
-    """v11n, v11s, v11m, v8n-p2, ... as `v11n/s/m, v8n-p2`."""
+    """v11n, v11s, v11m, v8n-p2, ... as `v11[nsm], v8[n]-p2`."""
     families: dict[tuple[str, str], list[str]] = {}
     for name in names:
         number, scale, rest = _NAME.fullmatch(name).groups()
         families.setdefault((number, rest), []).append(scale)
-    return ", ".join(f"{number}{'/'.join(scales)}{rest}" for (number, rest), scales in families.items())
+    return ", ".join(f"{number}[{''.join(scales)}]{rest}" for (number, rest), scales in families.items())
 
 
 def _listed(words: Iterable[object]) -> str:
