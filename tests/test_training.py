@@ -9,6 +9,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+import yaml
 from scenes import TINY, write_dataset
 
 import detector
@@ -179,6 +180,17 @@ def test_weights_of_a_run_start_another(tmp_path, common, capsys):
     assert torch.equal(start["ema.model.0.conv.weight"], end["model.model.0.conv.weight"])
     assert torch.equal(start["ema.model.1.bn.running_mean"], end["model.model.1.bn.running_mean"])
     assert not torch.equal(start["ema.model.2.cv1.conv.weight"], end["model.model.2.cv1.conv.weight"])
+
+
+def test_weights_bring_their_model_where_none_is_named(tmp_path, common, capsys):
+    first = train(tmp_path, common, "first", "epochs=1")
+    unnamed = [word for word in common if not word.startswith("model=")]
+    second = train(tmp_path, unnamed, "second", "epochs=1", f"weights={first}", "val=false", "device=cpu")
+    assert capsys.readouterr().out.count("tiny.yaml, scale t, ") == 2
+    assert weights(first, "best").keys() == weights(second, "best").keys()
+    again = yaml.safe_load((second / "settings.yaml").read_text())
+    assert (again["model"], again["weights"]) == ("auto", str(first))  # so that the run's settings give it again
+    assert run("train", f"resume={second}", "epochs=2") == 0
 
 
 @pytest.mark.parametrize(

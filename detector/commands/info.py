@@ -32,7 +32,7 @@ def lines_of_model(name: str) -> list[str]:
     import torch
 
     from detector.model.cost import cost
-    from detector.model.description import load_description
+    from detector.model.description import load_description, title
     from detector.model.network import Network, check_side
 
     description = load_description(name)
@@ -44,7 +44,7 @@ def lines_of_model(name: str) -> list[str]:
     sizes = [sum(p.numel() for p in layer.parameters()) for layer in network.model]
     heads = "two heads, with and without suppression" if head.end2end else "one head"
     lines = [
-        f"model     {description['name']}" + (f" (scale {description['scale']})" if description["scale"] else ""),
+        f"model     {title(description)}",
         f"sizes     {found.parameters:,} parameters at {head.nc} classes, {found.fused_parameters:,} in use; "
         f"{len(network.state_dict())} tensors",
         f"head      {heads}; strides {', '.join(map(str, head.strides))}; losses {', '.join(head.terms)}",

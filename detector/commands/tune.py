@@ -15,6 +15,8 @@ from detector.files import replaced
 from detector.fitting.estimate import estimate_bench
 from detector.fitting.fit import allocator, bench, tried
 from detector.fitting.search import SPARE, Trial, parse_memory, recommend, size, table
+from detector.model.checkpoint import chosen_description
+from detector.model.description import title
 from detector.run.loop import say_now
 
 
@@ -49,7 +51,8 @@ def measured(settings: Settings, memory: int | None, least: int) -> tuple[list[T
     devices = choose_devices(settings.device)
     here = bench(settings, devices[0], len(devices), memory, say_now)
     boxes = len(here.job.sample.classes)
-    print(f"measured  {settings.model} at {settings.imgsz}, all images with {boxes} boxes, {devices[0]}")
+    model = title(chosen_description(settings.model, settings.weights))
+    print(f"measured  {model} at {settings.imgsz}, all images with {boxes} boxes, {devices[0]}")
     print(
         f"memory    {size(here.memory)} for the process of each of {len(devices)} devices, {SPARE:.0%} of it to spare"
     )

@@ -96,7 +96,9 @@ class Group(BaseModel):
 class ModelKeys(Group):
     located = {"model": model_named}
 
-    model: Annotated[Text, Field(description="v11n, v26s, v8m-p2 ..., or a model YAML")] = "v11n"
+    model: Annotated[
+        Text, Field(description="v11n, v26s, v8m-p2 ..., or a model YAML; auto: that of the weights, or v11n")
+    ] = "auto"
     weights: Annotated[FilePath | None, Field(description="a checkpoint to start from")] = None
     freeze: Annotated[
         Whole | list[Whole | Text],

@@ -28,8 +28,10 @@ from detector.fitting.crowd import heaviest
 from detector.fitting.fit import CUDA_CONTEXT
 from detector.fitting.search import MODES, SPARE, Trial, cuts, modes_on, size
 from detector.loss.criterion import DetectionLoss
+from detector.model.checkpoint import chosen_description
+from detector.model.description import title
 from detector.model.head import Predictions
-from detector.model.network import Network, load_description
+from detector.model.network import Network
 from detector.precision import DTYPES, choose_precision
 from detector.run.build import chosen_optimizer, equip, indices
 from detector.run.run import Say
@@ -129,7 +131,7 @@ def count_network(settings: Settings, classes: int, batch: int, precision: str) 
     alone = settings.model_copy(update={"bn": norm, "freeze_bn": False})
     keeping = away if settings.offload else nullcontext
     with FakeTensorMode(allow_non_fake_inputs=True):
-        network = Network({**load_description(settings.model), "nc": classes})
+        network = Network({**chosen_description(settings.model, settings.weights), "nc": classes})
         equip(network, alone, torch.device("cpu"))
         set_modes(network, norm == "frozen")
         with Alive() as alive:
@@ -228,8 +230,9 @@ class Estimate:
     def lines(self) -> list[str]:
         """What the estimate rests on."""
         settings = self.settings
+        model = title(chosen_description(settings.model, settings.weights))
         lines = [
-            f"ESTIMATE  {settings.model} at {settings.imgsz}, {self.precision}, all images with "
+            f"ESTIMATE  {model} at {settings.imgsz}, {self.precision}, all images with "
             f"{len(self.sample.classes)} boxes, {self.kind}; nothing was run on the device",
             f"memory    {size(self.memory)} for the process of each of {self.devices} devices, {SPARE:.0%} to spare",
         ]

@@ -10,9 +10,11 @@ from torch import Tensor
 from detector import checkpoint_file
 from detector.classes import matches
 from detector.errors import CheckpointError, ConfigError
+from detector.model.description import load_description
 from detector.model.network import Network, network_from_description
 from detector.model.sameness import adopted, difference
 
+DEFAULT = "v11n"  # the model where none is named
 SHOWN = 10  # classes that are named where some start fresh
 
 
@@ -56,6 +58,15 @@ def finite(weights: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
             "take an earlier checkpoint"
         )
     return weights
+
+
+def chosen_description(model: str, weights: Path | None) -> dict[str, Any]:
+    """The description of a model by its name or file; `auto`: that of the weights, or v11n. Raises ConfigError."""
+    if model != "auto":
+        return load_description(model)
+    if weights is None:
+        return load_description(DEFAULT)
+    return dict(checkpoint_file.read(checkpoint_file.weights_in(weights))["description"])
 
 
 def started(description: dict[str, Any], path: Path, names: Sequence[str], seed: int = 0) -> tuple[Network, str]:

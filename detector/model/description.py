@@ -55,6 +55,12 @@ def load_description(name_or_path: str | Path) -> dict[str, Any]:
     return description
 
 
+def title(description: dict[str, Any]) -> str:
+    """What a description is called, with its scale where the name does not tell."""
+    name, scale = description.get("name", "a model"), description.get("scale")
+    return f"{name}, scale {scale}" if scale and _scale_in(name) != scale else name
+
+
 def _read(name: str, file: Path) -> Any:
     """What a YAML file holds."""
     import yaml  # a checkpoint's network is built without it

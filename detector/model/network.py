@@ -106,8 +106,13 @@ class Network(nn.Module):
 
 def build_network(name_or_path: str | Path, nc: int, seed: int = 0) -> Network:
     """A new network with `nc` classes; one seed always gives the same weights. Raises ConfigError."""
-    network = network_from_description({**load_description(name_or_path), "nc": nc}, seed)
-    if Path(name_or_path).suffix:  # a file of the user's
+    return new_network({**load_description(name_or_path), "nc": nc}, seed)
+
+
+def new_network(description: dict[str, Any], seed: int = 0) -> Network:
+    """A new network of a resolved description, whose maps meet. Raises ConfigError."""
+    network = network_from_description(description, seed)
+    if Path(description.get("name", "")).suffix:  # a file of the user's
         check_maps(network)
     return network
 

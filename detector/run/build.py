@@ -18,10 +18,10 @@ from detector.data.loader import worker_count
 from detector.device import choose_device
 from detector.errors import CheckpointError, ConfigError
 from detector.loss.criterion import DetectionLoss, branch_shares
-from detector.model.checkpoint import started
-from detector.model.description import load_description as model_description
+from detector.model.checkpoint import DEFAULT, chosen_description, started
+from detector.model.description import title
 from detector.model.freezing import freeze
-from detector.model.network import Network, build_network, check_side, network_from_description
+from detector.model.network import Network, check_side, network_from_description, new_network
 from detector.model.norm import set_norms
 from detector.precision import Precision, choose_precision
 from detector.run.interrupt import Interruption
@@ -50,7 +50,8 @@ def build(settings: Settings, resume: Resume | None, say: Say) -> Run:
     names = training.names
     cut = planned_cut(settings, len(training))
     choice = chosen_optimizer(settings, cut, len(training), len(names))
-    settings = settings.model_copy(update=choice._asdict())
+    model = DEFAULT if settings.model == "auto" and settings.weights is None else settings.model
+    settings = settings.model_copy(update={**choice._asdict(), "model": model})
 
     network = prepared_network(settings, names, device, say, resume.saved["description"] if resume else None)
     optimizer = build_optimizer(network, choice, weight_decay(settings, cut), class_parameters(network))
@@ -141,10 +142,12 @@ def prepared_network(
     if description is not None:
         network = network_from_description(description, settings.seed)
     elif settings.weights and say:
-        network, note = started(model_description(settings.model), settings.weights, names, settings.seed)
+        chosen = chosen_description(settings.model, settings.weights)
+        network, note = started(chosen, settings.weights, names, settings.seed)
         say(note)
     else:
-        network = build_network(settings.model, len(names), settings.seed)
+        chosen = chosen_description(settings.model, settings.weights)
+        network = new_network({**chosen, "nc": len(names)}, settings.seed)
     check_side(network, settings.imgsz)
     check_metric(settings.metric, network)
     equip(network, settings, device)
@@ -261,7 +264,7 @@ def introduce(run: Run) -> None:
     planned = cut.window == state.batch * accumulate * world
     devices = f"{world} {'device' if world == 1 else 'devices'}{'' if planned else ' at most'}"
     decay = f"{settings.weight_decay:g} x {cut.window}/{settings.nbs} = {weight_decay(settings, cut):g}"
-    say(f"model     {settings.model}, {parameters:,} parameters, {len(run.names)} classes")
+    say(f"model     {title(state.network.description)}, {parameters:,} parameters, {len(run.names)} classes")
     say(f"data      {images:,} images with {boxes:,} boxes, {len(run.validation):,} for validation; {settings.data}")
     say(f"device    {run.device}, {state.precision.name}, imgsz {settings.imgsz}, {run.workers} loader processes")
     say(
