@@ -146,7 +146,8 @@ def test_commands_without_a_checkpoint_ask_for_one(command, capsys):
     assert "name a checkpoint" in capsys.readouterr().err
     assert run(command, "weights=none.pt", "model=none.pt") == 2
     assert "the same setting" in capsys.readouterr().err
-    assert run(command, "none.pt", *(["x.jpg"] if command == "predict" else [])) == 2
+    more = {"predict": ["x.jpg"], "convert": ["mine.pt"]}.get(command, [])
+    assert run(command, "none.pt", *more) == 2
     assert "no such checkpoint file" in capsys.readouterr().err
     assert run(command, "none.pt", "epochs=3") == 2
     assert f"not a setting of detector {command}" in capsys.readouterr().err
