@@ -308,6 +308,7 @@ class Text(str):
         ({"names": {np.int64(0): "a", 1: "b"}}, "names=[a, b]"),
         ({"names": {0: "a", 1: "b"}.values()}, "names=[a, b]"),
         ({"names": [1, "no"]}, "names=['1', 'no']"),
+        ({"freeze": "23.cv2"}, "freeze=['23.cv2']"),
         ({"freeze": range(3)}, "freeze=[0, 1, 2]"),
         ({"freeze": np.arange(3)}, "freeze=[0, 1, 2]"),
         ({"epochs": np.float64(3)}, "epochs=3"),

@@ -208,6 +208,12 @@ def test_inference_takes_the_chosen_branch_and_drops_the_other(two_headed):
     assert network.head.end2end  # the original keeps both
 
 
+@pytest.mark.parametrize("nms", ["no", 2, None])
+def test_a_choice_that_is_none_is_told(two_headed, nms):
+    with pytest.raises(ConfigError, match=r"nms=.*: should be true, false or auto"):
+        copy.deepcopy(two_headed).head.choose(nms)
+
+
 def test_a_model_of_one_head_cannot_go_without_suppression():
     with pytest.raises(ConfigError, match=r"nms=false: this model has no branch .*v26 and v10"):
         build_network("v8n", 2).head.choose(False)

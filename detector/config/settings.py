@@ -126,6 +126,12 @@ class ModelKeys(Group):
             "starts it from a checkpoint that you have"
         )
 
+    @field_validator("freeze", mode="before")
+    @classmethod
+    def one_part(cls, value: Any) -> Any:
+        """A name alone is as good as a list of one."""
+        return [value] if isinstance(value, str) else value
+
     @field_validator("freeze")
     @classmethod
     def layers_exist(cls, value: int | list[int | str]) -> int | list[int | str]:

@@ -29,6 +29,6 @@ def load(
     saved = checkpoint_file.read(path)
     target = choose_device(plain(device))
     network = network_of(saved, path).to(target)
-    network.head.choose(nms)
+    network.head.choose(plain(nms))
     precision = choose_precision(amp, target)
     return Detector(network, tuple(saved["names"]), saved["imgsz"], target, precision.autocast)

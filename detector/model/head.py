@@ -138,9 +138,12 @@ class Detect(nn.Module):
 
         ConfigError where there is no such branch.
         """
-        if nms is False and not self.end2end:
+        if nms not in (True, False, "auto"):
+            raise ConfigError(f"nms={nms!r}: should be true, false or auto")
+        chosen = nms == "auto" or bool(nms)
+        if not chosen and not self.end2end:
             raise ConfigError("nms=false: this model has no branch whose boxes need no suppression (v26 and v10 have)")
-        self.nms = nms is not False
+        self.nms = chosen
 
     def keep_chosen(self) -> None:
         """Drop the branches that inference does not take."""
