@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from detector.config.settings import Settings, model_named, read_yaml
+from detector.config.kinds import model_named
+from detector.config.settings import Settings, read_yaml
 from detector.errors import ConfigError, did_you_mean
 
 SUFFIXES = (".yaml", ".yml")

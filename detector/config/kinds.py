@@ -1,0 +1,80 @@
+"""The kinds of values that settings have, and the base of their groups."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from detector.config.reading import absolute
+from detector.files import spelt_here
+from detector.spelling import Words
+
+
+def whole(value: Any) -> Any:
+    """1e2 and 100.0 are the whole number 100."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def text(value: Any) -> Any:
+    """A number is as good as its digits."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+NotNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Whole = Annotated[int, BeforeValidator(whole)]
+Count = Annotated[Whole, Field(ge=0)]
+AtLeastOne = Annotated[Whole, Field(ge=1)]
+Text = Annotated[str, BeforeValidator(text)]
+FilePath = Annotated[  # a str is as good as a Path
+    Path, BeforeValidator(text), Field(strict=False), AfterValidator(lambda path: Path(spelt_here(str(path))))
+]
+Nms = Annotated[
+    bool | Literal["auto"],
+    Words(),
+    Field(description="of a model with two heads, whether the one that needs suppression is used; auto: true"),
+]
+STRIDE = 32  # image sides are multiples of it, whatever the network
+
+
+def one_side(value: Any) -> Any:
+    if isinstance(value, list):
+        side = max((one for one in value if isinstance(one, int)), default=640)
+        raise ValueError(f"the network's input is square: give one number, {side}")
+    return value
+
+
+def multiple_of_stride(value: int) -> int:
+    if value % STRIDE:
+        raise ValueError(f"must be a multiple of {STRIDE}; the nearest is {max(round(value / STRIDE), 1) * STRIDE}")
+    return value
+
+
+Side = Annotated[
+    Whole, Field(ge=STRIDE), BeforeValidator(one_side), AfterValidator(multiple_of_stride)
+]  # of the network's input, pixels
+
+
+def model_named(value: str, folder: Path) -> str:
+    """v11n, for what this model is called elsewhere; a path made absolute where the text looks like one."""
+    path = absolute(value, folder)
+    known = re.fullmatch(r"(?:yolo)?v?(\d+)([a-z])(u|-p\d|)(?:\.ya?ml)?", value.lower())
+    if known:
+        number, scale, rest = known.groups()
+        own = re.sub(rf"{number}{scale}{rest}(?=\.|$)", f"{number}{rest}", path.name, flags=re.IGNORECASE)
+        if not path.exists() and not path.with_name(own).exists():
+            return f"v{number}{scale}{rest}"
+    return str(path) if path.suffix.lower() in (".yaml", ".yml", ".pt") else value
+
+
+class Group(BaseModel):
+    """Base of the groups: unknown keys, wrong types and later changes are errors."""
+
+    of: ClassVar[str] = ""  # whose settings they are, for messages
+    also: ClassVar[dict[str, str]] = {}  # other names of a setting that are taken
+    located: ClassVar[dict[str, Callable[[str, Path], str]]] = {}  # what a text means that is written in a folder
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
