@@ -1,10 +1,10 @@
-"""What only a GPU can show, in under 8 minutes: tune beside its estimate, memory modes, precisions, and a full card.
+"""What only a GPU can show, in under 12 minutes: tune beside its estimate, memory modes, precisions, and a full card.
 
     python scripts/gpu_check.py [--model v11n] [--imgsz 640] [--leave 3.0]
 
 1. Each memory mode at two micro-batches: peak and speed by trial, the peak by estimate, and their ratio.
 2. `detector tune memory=4GiB`, as a user runs it.
-3. A short run in fp32, bf16 and fp16: every loss must be finite.
+3. A short run in fp32, bf16 and fp16, and of v26n with MuSGD: every loss must be finite, and it can be measured.
 4. A run whose batch cannot fit, since a ballast leaves only `--leave` GiB: it must cut finer, say so, and end.
 
 Without a GPU it says so and ends well. The status is 1 where a check fails.
@@ -41,19 +41,19 @@ def modes(options: argparse.Namespace) -> bool:
     here = bench(settings, DEVICE, 1, None, print)
     there = estimate_bench(settings, here.memory, print)
     print("| mode | batch | peak | estimate | estimate / peak | images/s |\n|---|---|---|---|---|---|")
-    measured = True
+    all_fit = True
     for mode in here.modes():
         for batch in options.batches:
             cut = cut_of(settings, batch, 1)
             one, other = here.measure(mode, cut), there.measure(mode, cut)
             counted = other.peak or 0
             if one.peak is None or one.rate is None:
-                measured = False
+                all_fit = False
                 print(f"| {mode} | {batch} | does not fit | {size(counted)} | | |", flush=True)
                 continue
             ratio = f"{counted / one.peak:.2f}"
             print(f"| {mode} | {batch} | {size(one.peak)} | {size(counted)} | {ratio} | {one.rate:.1f} |", flush=True)
-    return measured
+    return all_fit
 
 
 def detector(*arguments: object) -> tuple[int, str]:
@@ -75,19 +75,33 @@ def tune(options: argparse.Namespace) -> bool:
 
 
 def precisions(options: argparse.Namespace, folder: Path) -> bool:
-    """One epoch in each precision, and whether its losses are finite."""
+    """One epoch in each precision, also of two heads and with MuSGD; whether its losses are finite."""
     good = True
-    print("| amp | status | box | cls | dfl |\n|---|---|---|---|---|")
-    for amp in ("fp32", "bf16", "fp16"):
-        status, printed = train(folder, amp, f"model={options.model}", "imgsz=320", "batch=16", f"amp={amp}")
-        table = folder / amp / "metrics.csv"
-        rows = list(csv.DictReader(table.open())) if table.exists() else []
-        losses = [float(rows[-1][name]) for name in ("box", "cls", "dfl")] if rows else [math.nan] * 3
-        print(f"| {amp} | {status} | " + " | ".join(f"{loss:.3f}" for loss in losses) + " |", flush=True)
-        if status or not all(map(math.isfinite, losses)):
+    cases = [(options.model, amp, "auto") for amp in ("fp32", "bf16", "fp16")]
+    cases += [("v26n", amp, "MuSGD") for amp in ("fp32", "bf16", "fp16")]
+    print("| model | amp | optimizer | status | losses | suppressed | not suppressed |\n|---|---|---|---|---|---|---|")
+    for model, amp, optimizer in cases:
+        name = f"{model}-{amp}"
+        words = (f"model={model}", "imgsz=320", "batch=16", f"amp={amp}", f"optimizer={optimizer}")
+        status, printed = train(folder, name, *words)
+        table = folder / name / "metrics.csv"
+        row = list(csv.DictReader(table.open()))[-1] if table.exists() else {}
+        losses = {term: float(row[term]) for term in ("box", "cls", "dfl", "l1") if term in row}
+        kinds = ("true", "false") if model == "v26n" else ("true",)
+        found = [measured(folder / name, amp, nms) for nms in kinds] if row else []
+        shown = "  ".join(f"{term} {loss:.3f}" for term, loss in losses.items())
+        print(f"| {model} | {amp} | {optimizer} | {status} | {shown} | {' | '.join(found)} |", flush=True)
+        if status or not losses or not all(map(math.isfinite, losses.values())) or "failed" in found:
             print(printed[-2000:])
             good = False
     return good
+
+
+def measured(run: Path, amp: str, nms: str) -> str:
+    """The row of all classes that `detector val` prints of a run, or "failed"."""
+    status, printed = detector("val", run, "device=0", f"amp={amp}", f"nms={nms}", "plots=false")
+    rows = [line for line in printed.splitlines() if line.startswith("all ")]
+    return " ".join(rows[0].split()) if status == 0 and rows else "failed"
 
 
 def train(folder: Path, name: str, *settings: str) -> tuple[int, str]:
@@ -142,7 +156,7 @@ def main() -> int:
         checks = {
             "memory modes beside the estimate": lambda: modes(options),
             "tune within 4 GiB": lambda: tune(options),
-            "fp32, bf16, fp16": lambda: precisions(options, Path(temporary)),
+            "fp32, bf16, fp16, two heads, MuSGD": lambda: precisions(options, Path(temporary)),
             "a full card": lambda: full_card(options, Path(temporary)),
         }
         for name, check in checks.items():
