@@ -78,7 +78,8 @@ def test_a_state_dict_is_tensors_by_their_public_names_and_nothing_else(tmp_path
     plain = torch.load(tmp_path / "plain.pt", weights_only=True)
     assert type(plain) is dict
     assert list(plain) == list(network.state_dict())
-    assert all(torch.equal(value, of_halves(network).state_dict()[name]) for name, value in plain.items())
+    expected = of_halves(network).state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in plain.items())
     capsys.readouterr()
     assert run("info", tmp_path / "plain.pt") == 2
     assert "bare weights, which do not say of what network" in capsys.readouterr().err
