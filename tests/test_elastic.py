@@ -80,9 +80,8 @@ def assert_like(folder, expected):
             torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("meeting", "rank"), [("--standalone", 0), pytest.param("--master-port", 1, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("meeting", "rank"), [("--standalone", 0), ("--master-port", 1)])
 def test_a_killed_process_is_started_again_and_the_run_ends_like_one_that_was_not(
     tmp_path, common, single, meeting, rank
 ):

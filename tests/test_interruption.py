@@ -19,6 +19,8 @@ from detector.errors import CheckpointError
 from detector.run.lock import run_id
 
 pytestmark = pytest.mark.slow
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+ONE_LONG = [SIGNALS[0], pytest.param(*SIGNALS[1], marks=pytest.mark.long)]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +60,7 @@ def assert_ends_like(folder, whole):
     assert (folder / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "status"), SIGNALS)
 def test_a_signal_saves_and_stops_with_its_status(tmp_path, common, whole, number, status):
     process = start(tmp_path, common, "workers=2")
     folder = tmp_path / "run"
@@ -73,7 +75,7 @@ def test_a_signal_saves_and_stops_with_its_status(tmp_path, common, whole, numbe
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs Linux's /proc")
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "status"), ONE_LONG)
 def test_a_signal_is_answered_while_the_run_waits_for_a_batch_that_never_comes(tmp_path, common, whole, number, status):
     process = start(tmp_path, common, "workers=1")
     (loader,) = loaders_of(process, tmp_path / "run")
@@ -114,7 +116,7 @@ def test_a_run_in_a_thread_says_that_signals_are_not_for_it(tmp_path, common, wh
     assert capsys.readouterr().out.count("in a thread a run cannot be stopped") == 1
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "status"), ONE_LONG)
 def test_a_signal_saves_and_stops_a_run_of_several_processes(tmp_path, common, number, status):
     process = start(tmp_path, common, "workers=0", "device=cpu:2", "batch=1", "epochs=500")
     folder = tmp_path / "run"

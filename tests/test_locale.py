@@ -76,7 +76,9 @@ def detector(folder, place, *lines):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["ascii stdout", pytest.param("latin-1 stdout", marks=pytest.mark.long), "C locale"])
+@pytest.mark.parametrize(
+    "place", [*(pytest.param(f"{name} stdout", marks=pytest.mark.long) for name in ("ascii", "latin-1")), "C locale"]
+)
 def test_a_run_and_its_use_survive_names_that_the_terminal_has_no_letters_for(tmp_path, data, place):
     words = [f"model={TINY}", "imgsz=64", "batch=2", "nbs=4", "workers=1", "device=cpu", "epochs=2", "name=наука"]
     folder = tmp_path / "runs" / "наука"

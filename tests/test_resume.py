@@ -21,7 +21,7 @@ from detector.run.run import Run
 from detector.step.schedule import Leg, Schedule, extended
 
 OTHER = {
-    "model": "v11s", "weights": "other.pt", "freeze": 1, "bn": "frozen", "freeze_bn": True, "data": "other.yaml",
+    "model": "v11s", "weights": "other.pt", "freeze": 1, "nms": True, "bn": "frozen", "freeze_bn": True, "data": "other.yaml",
     "names": "[a, b]", "cache": True, "device": "cpu:2", "amp": "fp16", "optimizer": "SGD", "nbs_scope": "device",
     "scale_lr": "sqrt", "project": "elsewhere", "name": "other", "metric": "recall",
     "checkpoint": "all", "val_batch": 4, "on_save_error": "warn", "extend_lr": "constant-final", "workers": 1,
