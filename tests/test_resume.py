@@ -21,12 +21,12 @@ from detector.run.run import Run
 from detector.step.schedule import Leg, Schedule, extended
 
 OTHER = {
-    "model": "v11s", "weights": "other.pt", "freeze": 1, "nms": True, "bn": "frozen", "freeze_bn": True, "data": "other.yaml",
+    "model": "v11s", "weights": "other.pt", "freeze": 1, "bn": "frozen", "freeze_bn": True, "data": "other.yaml",
     "names": "[a, b]", "cache": True, "device": "cpu:2", "amp": "fp16", "optimizer": "SGD", "nbs_scope": "device",
     "scale_lr": "sqrt", "project": "elsewhere", "name": "other", "metric": "recall",
     "checkpoint": "all", "val_batch": 4, "on_save_error": "warn", "extend_lr": "constant-final", "workers": 1,
     "imgsz": 96, "perspective": 0.0005, "multiprocessing_start": "spawn",
-    "bad_images": "error", "close_mosaic": 3,
+    "bad_images": "error", "close_mosaic": 3, "nms": True,
 }  # fmt: skip
 
 
