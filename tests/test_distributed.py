@@ -99,6 +99,7 @@ def test_a_run_on_several_devices_ends_with_the_weights_of_one(tmp_path, common,
     assert [row.split(",")[0:2] for row in ours] == [row.split(",")[0:2] for row in theirs]
 
 
+@pytest.mark.long
 def test_torchrun_starts_it_too(tmp_path, common, single):
     done = torchrun(2, "-m", "detector", "train", *common, "batch=4", "device=cpu", f"project={tmp_path}", "name=run")
     assert done.returncode == 0, done.stderr

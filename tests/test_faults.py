@@ -60,7 +60,9 @@ def make_run(tmp_path, nursery, settings, uncut):
     return made
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    "point", [pytest.param(p, marks=pytest.mark.long) if i % 2 else p for i, p in enumerate(POINTS)]
+)
 def test_a_run_killed_at_a_point_ends_like_one_that_was_not(make_run, point):
     run = make_run("workers=0", EVERY_WINDOW)
     assert run.go_on(Kill(point, NUMBERS.get(point, 1))).killed, "the point was not reached"
@@ -77,7 +79,7 @@ def test_a_run_killed_at_its_last_epochs_end_does_too(make_run, point, number):
     assert run.lost == 0
 
 
-@pytest.mark.parametrize("point", ["gradient finished", "weights stepped"])
+@pytest.mark.parametrize("point", [pytest.param("gradient finished", marks=pytest.mark.long), "weights stepped"])
 def test_a_run_of_musgd_with_its_two_momenta_does_too(make_run, point):
     run = make_run("workers=0", EVERY_WINDOW, more=("optimizer=MuSGD",))
     assert run.go_on(Kill(point, NUMBERS[point])).killed, "the point was not reached"

@@ -54,7 +54,7 @@ def test_exactness():
     assert found["fp64", "micro"] > 0.01
 
 
-@pytest.mark.parametrize("mosaic", ["--mosaic", "--no-mosaic"])
+@pytest.mark.parametrize("mosaic", ["--mosaic", pytest.param("--no-mosaic", marks=pytest.mark.long)])
 def test_gradient_difference(data, weights, mosaic):
     options = ("--imgsz", 128, "--window", 7, "--windows", 3, mosaic, "--device", "cpu")
     printed = run("gradient_difference.py", "--weights", weights, "--data", data, *options)
@@ -113,6 +113,7 @@ def test_optimizer_step():
     assert 100 > shares[0] >= shares[1] >= shares[2] > 0
 
 
+@pytest.mark.long
 def test_cards():
     """A card twice as large never takes a smaller micro-batch of a plain step."""
     printed = run("cards.py", "--models", TINY, "--imgsz", 128, "--cards", 1, 2, "--boxes", 20)

@@ -197,7 +197,7 @@ def test_weights_bring_their_model_where_none_is_named(tmp_path, common, capsys)
     ("overrides", "message"),
     [
         (["data=nothing.yaml"], "nothing.yaml"),
-        (["model=v13n"], "v11n"),
+        (["model=v13n"], "v13n: not a model (v10[blmnsx], v11[nsmlx], "),
         (["model=v8n-p6", "imgsz=96"], "imgsz=96: must be a multiple of 64, the largest stride of this model"),
         (["nms=false"], "nms=false: this model has no branch whose boxes need no suppression"),
         (["metric=l1"], "metric=l1: the losses of this model are box, cls, dfl"),
