@@ -141,13 +141,13 @@ def prepared_network(
     """
     if description is not None:
         network = network_from_description(description, settings.seed)
-    elif settings.weights and say:
-        chosen = chosen_description(settings.model, settings.weights)
-        network, note = started(chosen, settings.weights, names, settings.seed)
-        say(note)
     else:
         chosen = chosen_description(settings.model, settings.weights)
-        network = new_network({**chosen, "nc": len(names)}, settings.seed)
+        if settings.weights and say:
+            network, note = started(chosen, settings.weights, names, settings.seed)
+            say(note)
+        else:
+            network = new_network({**chosen, "nc": len(names)}, settings.seed)
     check_side(network, settings.imgsz)
     check_metric(settings.metric, network)
     equip(network, settings, device)
