@@ -242,6 +242,28 @@ def from_main(value: Value) -> Value:
     return box[0]
 
 
+def made_by_main(make: Callable[[], Value]) -> Value:
+    """What `make` makes on the main process, on every rank; every rank must call it, inside `together`.
+
+    Where it fails, the main one raises its error and the others ElsewhereError, which `together` makes one of.
+    """
+    if not active():
+        return make()
+    error: Exception | None = None
+    made: list[Any] = [None]
+    if is_main():
+        try:
+            made = [(make(),)]
+        except Exception as failed:
+            error = failed
+    dist.broadcast_object_list(made, src=0)
+    if error is not None:
+        raise error
+    if made[0] is None:
+        raise ElsewhereError
+    return made[0][0]
+
+
 def gather(value: Value) -> list[Value]:
     """Every rank's `value`, by rank, on every rank."""
     if not active():

@@ -26,7 +26,7 @@ from detector.data.augment import Augmentation
 from detector.data.batch import Sample, collate
 from detector.data.dataset import TrainingSet
 from detector.data.description import load_description
-from detector.data.index import build_index
+from detector.data.reading import build_index
 from detector.device import choose_device
 from detector.errors import ConfigError, DetectorError
 from detector.loss.criterion import DetectionLoss

@@ -9,7 +9,7 @@ from test_training import run
 
 from detector import checkpoint_file, load
 from detector.data.description import load_description
-from detector.data.index import build_index
+from detector.data.reading import build_index
 from detector.errors import ConfigError
 
 pytestmark = pytest.mark.slow

@@ -16,8 +16,9 @@ from detector.data.cache import ImageCache
 from detector.data.dataset import TrainingSet, ValidationSet
 from detector.data.description import load_description
 from detector.data.image import read_rgb
-from detector.data.index import Index, build_index
+from detector.data.index import Index
 from detector.data.loader import TrainingLoader, validation_batches
+from detector.data.reading import build_index
 from detector.errors import DataError
 from detector.inference.postprocess import Detections, to_original
 

@@ -10,8 +10,8 @@ from detector.data.augment import Augmentation
 from detector.data.batch import Batch
 from detector.data.dataset import TrainingSet
 from detector.data.description import load_description
-from detector.data.index import build_index
 from detector.data.loader import TrainingLoader
+from detector.data.reading import build_index
 from detector.step.plan import Cut, Window, epoch_windows, nominal_cut
 
 EVERYTHING = Augmentation(degrees=10, shear=3, perspective=0.0005, flipud=0.3, mosaic=0.7, mixup=0.4, cutmix=0.4)

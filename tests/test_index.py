@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from detector.data.description import load_description
-from detector.data.formats.yolo import parse_labels
+from detector.data.formats.yolo import label_path, parse_labels
 from detector.data.image import DamagedImageError, letterbox, letterbox_geometry, read_rgb
-from detector.data.index import build_index, label_path
+from detector.data.reading import build_index
 from detector.errors import DataError
 
 NAMES = "names: {0: cat, 1: dog}\n"
@@ -193,7 +193,7 @@ def test_wrong_labels_are_told_where_no_file_can_be_written(tmp_path, many_wrong
 
 
 def test_only_the_main_rank_writes_the_file(tmp_path, many_wrong_labels, monkeypatch):
-    monkeypatch.setattr("detector.data.index.is_main", lambda: False)
+    monkeypatch.setattr("detector.data.reading.is_main", lambda: False)
     with pytest.raises(DataError, match="24 labels break a rule"):
         build_index(load_description(many_wrong_labels), "train")
     assert not list((tmp_path / "temporary").iterdir())
@@ -209,7 +209,7 @@ def test_label_that_is_not_text_is_named(tmp_path):
 def test_flat_repeated_and_clipped_boxes_are_counted(tmp_path):
     rows = ["0 .5 .5 .5 .5", "0 .5 .5 .5 .5", "1 .5 .5 0 .5", "1 .5 .5 .5 -.1", "1 1.0005 .5 .2 .2", "0 .9 .5 .4 .2"]
     index = build_index(load_description(make_set(tmp_path, "\n".join(rows))), "train")
-    boxes = [[5, 2.5, 15, 7.5], [18, 4, 20, 6], [14, 4, 20, 6]]
+    boxes = [[5, 2.5, 15, 7.5], [18.01, 4, 20, 6], [14, 4, 20, 6]]
     assert index.boxes_xyxy(0) == pytest.approx(np.array(boxes))
     assert index.labels(0).tolist() == [0, 1, 0]
     text = "\n".join(index.warnings)
@@ -224,13 +224,12 @@ def test_polygon_becomes_its_bounding_box():
     assert parsed.boxes_xywh == pytest.approx(np.array([[0.3, 0.5, 0.4, 0.6]]))
     outside = parse_labels("1 .1 .2 1.0008 .3 .2 .8", "a.txt", 2)
     assert outside.boxes_xywh == pytest.approx(np.array([[0.55, 0.5, 0.9, 0.6]]))
-    assert outside.clipped == ("a.txt:1",)
-    assert outside.problems == ()
+    assert [(finding.kind, finding.place) for finding in outside.findings] == [("clipped box", "a.txt:1")]
 
 
 def test_rounding_of_the_last_written_decimal_is_not_worth_a_warning():
     parsed = parse_labels("0 0.91725 0.5 0.16555 1.0\n0 0.917 0.5 0.168 1.0", "a.txt", 1)
-    assert parsed.clipped == ("a.txt:2",)
+    assert [(finding.kind, finding.place) for finding in parsed.findings] == [("clipped box", "a.txt:2")]
     right = parsed.boxes_xywh[:, 0] + parsed.boxes_xywh[:, 2] / 2
     assert right == pytest.approx((1, 1), abs=1e-12)
 

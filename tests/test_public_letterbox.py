@@ -11,9 +11,9 @@ from scenes import write_dataset
 from detector.data.dataset import ValidationSet
 from detector.data.description import load_description
 from detector.data.image import read_rgb
-from detector.data.index import build_index
 from detector.data.loader import validation_batches
 from detector.data.public_letterbox import batch_shapes, public_letterbox, resized
+from detector.data.reading import build_index
 
 SIZES = [(37, 53), (480, 640), (1080, 1920), (500, 500), (640, 427), (300, 1000), (1000, 300), (333, 500), (224, 224)]
 

@@ -10,7 +10,7 @@ import pytest
 
 from detector.data import shapes
 from detector.data.description import load_description
-from detector.data.index import build_index
+from detector.data.reading import build_index
 from detector.errors import DataError
 from detector.rng import Purpose, generator
 

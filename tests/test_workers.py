@@ -20,8 +20,8 @@ from detector.data.augment import Augmentation
 from detector.data.cache import ImageCache
 from detector.data.dataset import TrainingSet, ValidationSet
 from detector.data.description import load_description
-from detector.data.index import build_index
 from detector.data.loader import TrainingLoader, ValidationLoader, validation_batches
+from detector.data.reading import build_index
 from detector.data.shared import SharedMemory
 from detector.data.workers import start_method
 from detector.errors import ConfigError, TrainingError
@@ -189,7 +189,7 @@ import sys
 from detector.data.augment import Augmentation
 from detector.data.dataset import TrainingSet
 from detector.data.description import load_description
-from detector.data.index import build_index
+from detector.data.reading import build_index
 from detector.data.loader import TrainingLoader
 from pathlib import Path
 index = build_index(load_description(Path(sys.argv[1])), "train")
@@ -327,7 +327,7 @@ def test_loading_leaves_no_process_and_no_file_open(data):
         for _ in range(3):
             dataset = ValidationSet(build_index(load_description(data), "val"), IMGSZ)
             next(batches := validation_batches(dataset, 1, 2, start="fork"))
-            del batches
+            del batches, dataset
             loader = TrainingLoader(training_set(data), 2, False, "fork")
             next(loader.batches(PLANS))
             del loader

@@ -9,8 +9,9 @@ from detector.config import words
 from detector.config.settings import ValSettings, load_settings
 from detector.data.dataset import ValidationSet, damage
 from detector.data.description import load_description
-from detector.data.index import Index, build_index
+from detector.data.index import Index
 from detector.data.loader import validation_batches, worker_count
+from detector.data.reading import Reading, build_index
 from detector.device import choose_device
 from detector.errors import ConfigError
 from detector.evaluation.evaluate import evaluate_network, ground_truth_of
@@ -19,6 +20,7 @@ from detector.folders import create_folder
 from detector.model.checkpoint import network_of
 from detector.model.network import check_side
 from detector.precision import choose_precision
+from detector.reporting.progress import reading_bar
 from detector.reporting.summary import draw_evaluation
 from detector.reporting.table import format_class_table
 
@@ -41,7 +43,8 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"{path}: does not say where its data set is; name one: detector val {path} my_data.yaml")
     data = settings.data or Path(trained["data"])
     renamed = settings.names or (trained["names"] if settings.data is None else None)
-    index = build_index(load_description(data).named(renamed), settings.split)
+    reading = Reading(settings.bad_boxes, settings.max_missing_labels, False, settings.cache_dir)
+    index = build_index(load_description(data).named(renamed), settings.split, reading, reading_bar(settings.split))
     index = in_order_of(index, names, path, data)
     for warning in index.warnings:
         print(f"warning: {settings.split}: {warning}")

@@ -84,7 +84,6 @@ ABSENT = {
     "verbose": "All is said once, briefly; leave it out",
     "deterministic": "One seed gives one result on a CPU, always; leave it out",
     "save": "Checkpoints and pictures are always kept; leave it out",
-    "save_json": "Detections are not written as JSON",
     "save_conf": "save_txt=true writes the scores, too",
     "show": "Pictures are written into the run's folder; leave it out",
     "save_crop": "Cut the boxes out of the images with `load(...).predict(...)` from Python",

@@ -36,6 +36,19 @@ __all__ = [
 ]  # fmt: skip
 
 
+BadBoxes = Annotated[
+    Literal["error", "clip", "drop_box", "drop_image"],
+    Words(),
+    Field(description="boxes that reach outside their image or break a rule: clip what can be, drop them, or stop"),
+]
+MissingLabels = Annotated[
+    Fraction, Field(description="largest share of images without a label file; more stop the run")
+]
+CacheFolder = Annotated[
+    FilePath | None, Field(description="folder for what is kept of large data sets; left out: beside the description")
+]
+
+
 class ModelKeys(Group):
     located: ClassVar = {"model": model_named}
 
@@ -125,6 +138,9 @@ class DataKeys(NamesKey):
         Words(),
         Field(description="damaged images: they count for nothing, or stop the run"),
     ] = "skip"
+    bad_boxes: BadBoxes = "clip"
+    max_missing_labels: MissingLabels = 0.5
+    cache_dir: CacheFolder = None
 
     @field_validator("batch", mode="before")
     @classmethod
@@ -328,6 +344,10 @@ class ValSettings(NamesKey, UseKeys):
     ] = "own"
     plots: bool = True
     bad_images: Annotated[Literal["skip", "error"], Words()] = "skip"
+    bad_boxes: BadBoxes = "clip"
+    max_missing_labels: MissingLabels = 0.5
+    cache_dir: CacheFolder = None
+    save_json: Annotated[bool, Field(description="write detections.json, as COCO's tools read it")] = False
 
 
 class PredictSettings(UseKeys):

@@ -1,13 +1,14 @@
 """Reads a data-set description: a YAML file in the form that YOLO users know.
 
 path: shapes            # optional, relative to this file
-train: images/train     # a folder, a text file that lists images, or a list of those
+train: images/train     # a folder, a text file that lists images, or a list of those; or COCO's JSON, VOC's image set
 val: images/val
 names: {0: circle, 1: square}
+format: yolo            # or coco, voc; left out: recognised
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,30 @@ SPLITS = ("train", "val", "test")
 
 @dataclass(frozen=True)
 class DataDescription:
-    """What a data set consists of; nothing of it has been looked for on disk yet.
+    """What a data set consists of; nothing of it has been looked for on disk yet, but what `splits` names.
 
-    `splits` holds absolute folders of images and text files that list images; `generate` holds the parameters of a data
-    set that the project draws itself.
+    `splits` holds absolute folders of images and files that list images; `generate` holds the parameters of a data set
+    that the project draws itself.
     """
 
     path: Path
     root: Path
     splits: dict[str, list[Path]]
-    names: tuple[str, ...]
-    generate: dict[str, Any] | None
+    names: tuple[str, ...]  # empty: those of the annotations, see formats.completed
+    generate: dict[str, Any] | None = None
+    format: str | None = None  # yolo, coco or voc; None: to be recognised
+    annotations: dict[Path, Path] = field(default_factory=dict)  # of an entry of a split, where they are named
+    keypoints: int = 0  # numbers of keypoints that follow a box in YOLO rows
+    download: str | None = None  # what others would run or fetch if the images are not there
+
+    @property
+    def absence(self) -> str:
+        """What to know about an entry that is not there."""
+        text = f"paths are relative to {self.root}"
+        if self.download is not None:
+            first = self.download.strip().splitlines()[0] if self.download.strip() else ""
+            text += f". Its `download` ({first[:80]} ...) is never run: fetch the images yourself"
+        return text
 
     def named(self, names: Sequence[str] | None) -> "DataDescription":
         """The same with other names for its classes, in their order; None: with its own. Raises ConfigError."""
@@ -43,21 +57,30 @@ class DataDescription:
 
 
 def load_description(path: str | Path) -> DataDescription:
-    """The description in a YAML file. Keys that mean nothing here (`download`, ...) are ignored, never executed.
+    """The description in a YAML file. Keys that mean nothing here are ignored; `download` is never executed.
 
     Raises DataError when the file cannot be read or lacks train, val or names, or when they contradict each other.
     """
+    from detector.data.formats import completed
+
     path = Path(path).absolute()
-    content = _read_yaml(path)
-    base = content.get("path")
-    if base is not None and not isinstance(base, str):
-        raise DataError(f"{path}: path is {base!r}, expected a folder, relative to this file")
-    root = (path.parent / Path(spelt_here(base or "")).expanduser()).resolve()
-    splits = {}
+    content = dict(_read_yaml(path))
+    if content.get("val") is None and "validation" in content:
+        content["val"] = content["validation"]
+    root = _root(path, content.get("path"))
+    splits: dict[str, list[Path]] = {}
+    annotations: dict[Path, Path] = {}
     for split in SPLITS:
         if content.get(split) is None:
             continue
-        splits[split] = [_located(root, entry) for entry in _entries(path, split, content[split])]
+        splits[split] = []
+        for entry in _entries(path, split, content[split]):
+            if isinstance(entry, Mapping):
+                place = _located(root, entry["images"])
+                annotations[place] = _located(root, entry["annotations"])
+            else:
+                place = _located(root, entry)
+            splits[split].append(place)
     for split in ("train", "val"):
         if split not in splits:
             raise DataError(
@@ -67,7 +90,45 @@ def load_description(path: str | Path) -> DataDescription:
     generate = content.get("generate")
     if generate is not None and not isinstance(generate, Mapping):
         raise DataError(f"{path}: generate is {generate!r}, expected parameters such as `{{scenes: shapes, seed: 0}}`")
-    return DataDescription(path, root, splits, _names(path, content), None if generate is None else dict(generate))
+    download = content.get("download")
+    description = DataDescription(
+        path=path,
+        root=root,
+        splits=splits,
+        names=_names(path, content),
+        generate=None if generate is None else dict(generate),
+        format=_format(path, content.get("format")),
+        annotations=annotations,
+        keypoints=_keypoints(path, content.get("kpt_shape")),
+        download=None if download is None else str(download),
+    )
+    return completed(description)
+
+
+def _root(path: Path, base: Any) -> Path:
+    """The folder that the description's paths start at: `path` from the file's own folder, or from where we are."""
+    if base is not None and not isinstance(base, str):
+        raise DataError(f"{path}: path is {base!r}, expected a folder, relative to this file")
+    folder = Path(spelt_here(base or "")).expanduser()
+    own = (path.parent / folder).resolve()
+    return folder.resolve() if not own.exists() and folder.is_dir() else own
+
+
+def _format(path: Path, value: Any) -> str | None:
+    known = ("yolo", "coco", "voc")
+    if value is None:
+        return None
+    if str(value).lower() not in known:
+        raise DataError(f"{path}: format is {value!r}, expected {', '.join(known)}; leave it out to have it recognised")
+    return str(value).lower()
+
+
+def _keypoints(path: Path, shape: Any) -> int:
+    if shape is None:
+        return 0
+    if not (isinstance(shape, list) and len(shape) == 2 and all(type(n) is int and n > 0 for n in shape)):
+        raise DataError(f"{path}: kpt_shape is {shape!r}, expected [points, numbers of each], as [17, 3]")
+    return shape[0] * shape[1]
 
 
 def _read_yaml(path: Path) -> Mapping[str, Any]:
@@ -85,27 +146,42 @@ def _read_yaml(path: Path) -> Mapping[str, Any]:
     return content
 
 
-def _entries(path: Path, split: str, value: Any) -> list[str]:
+def _entries(path: Path, split: str, value: Any) -> list[str | Mapping[str, str]]:
     entries = value if isinstance(value, list) else [value]
     for entry in entries:
-        if not isinstance(entry, str) or not entry.strip():
-            raise DataError(
-                f"{path}: {split} holds {entry!r}, expected a folder of images, a text file that lists images, "
-                "or a list of those"
-            )
+        pair = isinstance(entry, Mapping) and entry.keys() == {"images", "annotations"}
+        for text in entry.values() if pair else (entry,):
+            if not isinstance(text, str) or not text.strip():
+                raise DataError(
+                    f"{path}: {split} holds {entry!r}, expected a folder of images, a file that lists images, "
+                    "{images: folder, annotations: where}, or a list of those"
+                )
     if not entries:
         raise DataError(f"{path}: {split} is an empty list; name at least one folder or text file")
     return entries
 
 
 def _located(root: Path, entry: str) -> Path:
-    return root / Path(spelt_here(entry.strip())).expanduser()
+    """Where an entry lies; exports name their folders from a folder that is not there: `../train/images`."""
+    place = root / Path(spelt_here(entry.strip())).expanduser()
+    if not place.exists() and entry.strip().startswith("../"):
+        without = root / spelt_here(entry.strip().removeprefix("../"))
+        if without.exists():
+            return without
+    return place
 
 
 def _names(path: Path, content: Mapping[str, Any]) -> tuple[str, ...]:
+    """The classes' names; empty where the description gives none."""
     names, count = content.get("names"), content.get("nc")
+    if isinstance(count, str) and count.strip().isdecimal():
+        count = int(count)
+    if names is None and count is None:
+        return ()
     if names is None:
-        raise DataError(f"{path}: 'names' is missing; name the classes, for example `names: {{0: cat, 1: dog}}`")
+        if type(count) is not int or count < 1:
+            raise DataError(f"{path}: nc is {count!r}, expected the number of classes")
+        return tuple(f"class_{number}" for number in range(count))
     if isinstance(names, Mapping):
         names = _ordered(path, names)
     if not isinstance(names, list) or not names:

@@ -32,6 +32,7 @@ class GroundTruth:
     boxes_xyxy: NDArray[np.float64]  # (N, 4) pixels of the original image
     classes: NDArray[np.int64]  # (N,)
     crowd: NDArray[np.bool_]  # (N,) regions of many objects: neither to be found nor wrong to be found
+    areas: NDArray[np.float32] | None = None  # (N,) square pixels where they are not the boxes', else NaN
 
     def __len__(self) -> int:
         return len(self.heights)
@@ -50,11 +51,14 @@ class GroundTruth:
     def coco(self) -> COCO:
         """The same boxes as the COCO tools hold them; image and category ids are our indices, annotation ids from 1."""
         corner, size = self.boxes_xyxy[:, :2], self.boxes_xyxy[:, 2:] - self.boxes_xyxy[:, :2]
+        areas = size.prod(axis=1)
+        if self.areas is not None:
+            areas = np.where(np.isnan(self.areas), areas, self.areas)
         columns = (
             self.image_of_box.tolist(),
             self.classes.tolist(),
             np.concatenate((corner, size), axis=1).tolist(),
-            size.prod(axis=1).tolist(),
+            areas.tolist(),
             self.crowd.astype(int).tolist(),
         )
         annotations = [
@@ -75,10 +79,12 @@ def build_ground_truth(
     boxes_xyxy: Sequence[ArrayLike],
     classes: Sequence[ArrayLike],
     crowd: Sequence[ArrayLike] | None = None,
+    areas: NDArray[np.float32] | None = None,
 ) -> GroundTruth:
     """Ground truth of a data set from one entry per image, in the order of the set.
 
-    `boxes_xyxy[i]` is (n, 4) pixels of the original image, `classes[i]` (n,), `crowd[i]` (n,) if given.
+    `boxes_xyxy[i]` is (n, 4) pixels of the original image, `classes[i]` (n,), `crowd[i]` (n,) if given;
+    `areas` (N,) of all, NaN where they are the boxes'.
     """
     boxes = [np.asarray(entry, dtype=np.float64).reshape(-1, 4) for entry in boxes_xyxy]
     labels = [np.asarray(entry, dtype=np.int64).reshape(-1) for entry in classes]
@@ -96,6 +102,7 @@ def build_ground_truth(
         boxes_xyxy=np.concatenate([np.zeros((0, 4)), *boxes]),
         classes=np.concatenate([np.zeros(0, dtype=np.int64), *labels]),
         crowd=np.concatenate([np.zeros(0, dtype=bool), *flags]),
+        areas=areas,
     )
     assert len(truth.heights) == len(truth.widths) == len(counts)
     return truth

@@ -58,7 +58,12 @@ def ground_truth_of(index: Index) -> GroundTruth:
     """The boxes of a data set's index, for the metrics."""
     images = range(len(index))
     return build_ground_truth(
-        index.heights, index.widths, [index.boxes_xyxy(i) for i in images], [index.labels(i) for i in images]
+        index.heights,
+        index.widths,
+        [index.boxes_xyxy(i) for i in images],
+        [index.labels(i) for i in images],
+        [index.ignored(i) for i in images],
+        index.areas,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TextIO
 
 from tqdm import tqdm
@@ -118,3 +118,21 @@ def process_memory() -> int:
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def reading_bar(split: str, stream: TextIO | None = None) -> Callable[[int, int], None]:
+    """What is told (images read, of so many) while a split is read; a bar on a terminal, where it takes a moment."""
+    stream = sys.stderr if stream is None else stream
+    bar: tqdm | None = None
+
+    def show(done: int, total: int) -> None:
+        nonlocal bar
+        if bar is None:
+            shape = "reading {desc} {percentage:3.0f}% {bar:16} {n_fmt}/{total_fmt} images"
+            hidden = not is_terminal(stream)
+            bar = tqdm(total=total, file=stream, desc=split, delay=1, leave=False, disable=hidden, bar_format=shape)
+        bar.update(done - bar.n)
+        if done == total:
+            bar.close()
+
+    return show

@@ -13,8 +13,9 @@ from detector.config.settings import Settings
 from detector.data.augment import Augmentation
 from detector.data.dataset import TrainingSet, ValidationSet
 from detector.data.description import load_description
-from detector.data.index import Index, build_index
+from detector.data.index import Index
 from detector.data.loader import worker_count
+from detector.data.reading import Reading, build_index
 from detector.device import choose_device
 from detector.errors import CheckpointError, ConfigError
 from detector.loss.criterion import DetectionLoss, branch_shares
@@ -24,6 +25,7 @@ from detector.model.freezing import freeze
 from detector.model.network import Network, check_side, network_from_description, new_network
 from detector.model.norm import set_norms
 from detector.precision import Precision, choose_precision
+from detector.reporting.progress import reading_bar
 from detector.run.interrupt import Interruption
 from detector.run.resume import Resume
 from detector.run.run import Run, Say
@@ -183,12 +185,26 @@ def step_rules(settings: Settings, network: Network) -> StepRules:
 
 
 def indices(settings: Settings, say: Say) -> tuple[Index, Index]:
-    """The training and validation images of the settings' data set."""
+    """The training and validation images of the settings' data set, read by one process for all."""
+    root = str(load_description(settings.data).root)  # where the others have them may be elsewhere
+    both = distributed.made_by_main(lambda: read_indices(settings, say))
+    training, validation = (index if index.root == root else replace(index, root=root) for index in both)
+    return training.shared(), validation.shared()
+
+
+def read_indices(settings: Settings, say: Say) -> tuple[Index, Index]:
+    """The same, read by this process. Crowds and difficult objects are not among the training boxes."""
     description = load_description(settings.data).named(settings.names)
-    training, validation = build_index(description, "train"), build_index(description, "val")
-    for split, index in (("train", training), ("val", validation)):
+    reading = Reading(settings.bad_boxes, settings.max_missing_labels, False, settings.cache_dir)
+    both = []
+    for split in ("train", "val"):
+        index = build_index(description, split, reading, reading_bar(split))
         for warning in index.warnings:
             say(f"warning: {split}: {warning}")
+        both.append(index)
+    training, validation = both
+    if training.ignored_boxes.any():
+        training = training.keep(~training.ignored_boxes).shared()
     return training, validation
 
 

@@ -1,0 +1,58 @@
+"""The formats of annotations, read in place: which one a data set has, and what it says."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from detector.data.description import DataDescription
+from detector.data.findings import Finding
+from detector.data.formats import coco, voc
+from detector.data.formats.yolo import YoloLabels
+from detector.data.labels import Labels
+from detector.errors import DataError
+
+RECOGNISED = {"coco": coco.recognised, "voc": voc.recognised}
+
+
+class Annotations(Protocol):
+    """The annotations of a split in some format."""
+
+    names: tuple[str, ...]  # of the classes
+    paths: Sequence[str]  # of the images, sorted
+    files: Sequence[str | None]  # what annotates each; None: nothing does
+    findings: Sequence[Finding]  # what was noticed about the split as a whole
+
+    def expected(self, i: int) -> str:
+        """Where the annotation of image i is looked for."""
+
+    def read(self, numbers: Sequence[int], sizes: Sequence[tuple[int, int] | None]) -> list[Labels]:
+        """What is said of these images, whose (height, width) in pixels are known unless they cannot be read."""
+
+
+def annotations_of(description: DataDescription, split: str, polygons: bool = False) -> Annotations:
+    """The annotations of a split of a description that is complete."""
+    reader = {"yolo": YoloLabels, "coco": coco.CocoLabels, "voc": voc.VocLabels}[description.format]
+    return reader(description, split, polygons)
+
+
+def completed(description: DataDescription) -> DataDescription:
+    """The description with its format and names: where it does not say them, they are seen in the files."""
+    kind = description.format or next(
+        (name for name, recognised in RECOGNISED.items() if recognised(description)), "yolo"
+    )
+    names = description.names
+    if not names and kind != "yolo":
+        names = {"coco": coco.class_names, "voc": voc.class_names}[kind](description)
+    if not names:
+        raise DataError(
+            f"{description.path}: 'names' is missing; name the classes, for example `names: {{0: cat, 1: dog}}`"
+        )
+    return replace(description, format=kind, names=names)
+
+
+def sources_of(description: DataDescription, split: str) -> list[Path]:
+    """The files that say by themselves which images a split has."""
+    if description.format != "coco":
+        return []
+    return [coco.annotation_file(description, split, entry)[0] for entry in description.splits[split]]
