@@ -17,7 +17,7 @@ from detector.errors import DetectorError, Interrupted, did_you_mean
 
 # What a disk says that takes no more: told in a line wherever it happens, with no traceback.
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-COMMANDS = ("train", "tune", "val", "predict", "info", "convert")
+COMMANDS = ("train", "tune", "val", "predict", "info", "convert", "convert-data")
 OVERRIDES = "settings as key=value, with YAML values: epochs=50 lr0=1e-3 names='[cat, dog]'"
 SUMMARY = """\
 Train, measure and use YOLO-style object detectors.
@@ -83,7 +83,14 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="WEIGHTS FILE | key=value",
         help="a checkpoint or a run's folder; the file to write; format exist_ok",
     )
-    for command in (train, tune, val, predict, info, convert):
+    convert_data = commands.add_parser("convert-data", help="write a data set as YOLO text, COCO JSON or VOC XML")
+    convert_data.add_argument(
+        "arguments",
+        nargs="*",
+        metavar="DATA FOLDER | key=value",
+        help="a data set's YAML; the new folder; format=yolo, coco or voc; link polygons bad_boxes exist_ok",
+    )
+    for command in (train, tune, val, predict, info, convert, convert_data):
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
@@ -94,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(sys.argv[1:] if argv is None else argv)
     try:
         with terminated_politely():
-            command = importlib.import_module(f"detector.commands.{options.command}")
+            command = importlib.import_module(f"detector.commands.{options.command.replace('-', '_')}")
             status = command.run(options)
             terminal.flush()
             return status

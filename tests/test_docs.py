@@ -8,6 +8,7 @@ import pytest
 from test_imports import ROWS
 
 from detector.config.settings import (
+    ConvertDataSettings,
     ConvertSettings,
     InfoSettings,
     PredictSettings,
@@ -25,6 +26,7 @@ OF_COMMAND = {
     "predict": PredictSettings,
     "info": InfoSettings,
     "convert": ConvertSettings,
+    "convert-data": ConvertDataSettings,
 }
 # The changelog is no part of them: it tells of what was, too.
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -32,9 +34,7 @@ each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda docume
 FOLDERS = "configs|datasets|detector|docs|scripts|tests"
 
 
-@pytest.mark.parametrize(
-    "settings", [Settings, TuneSettings, ValSettings, PredictSettings, ConvertSettings], ids=lambda cls: cls.__name__
-)
+@pytest.mark.parametrize("settings", [*OF_COMMAND.values()], ids=lambda cls: cls.__name__)
 def test_every_setting_is_documented_with_its_default(settings):
     rows = dict(re.findall(r"^\| `(\w+)` \|([^|]*)\|", (ROOT / "docs" / "settings.md").read_text(), flags=re.M))
     for name, field in settings.model_fields.items():

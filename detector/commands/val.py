@@ -1,7 +1,10 @@
 """`detector val`: measure a checkpoint by the COCO protocol, with the code that training validates with."""
 
 import argparse
+import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from detector import checkpoint_file
 from detector.classes import differing
@@ -19,6 +22,7 @@ from detector.files import writing
 from detector.folders import create_folder
 from detector.model.checkpoint import network_of
 from detector.model.network import check_side
+from detector.model.selection import Detections
 from detector.precision import choose_precision
 from detector.reporting.progress import reading_bar
 from detector.reporting.summary import draw_evaluation
@@ -74,12 +78,34 @@ def run(options: argparse.Namespace) -> int:
         print(f"warning: {settings.split}: {damage(index, i)}; nothing is found in it")
     print(f"{path} on {data}, {settings.split}: {len(index)} images at {images.imgsz}, {device}, {precision.name}")
     print(format_class_table(evaluation, names))
-    if settings.plots:
+    if settings.plots or settings.save_json:
         folder = create_folder(settings.project, settings.name, "val", settings.exist_ok)
         with writing(folder):
-            draw_evaluation(evaluation, images, names, folder)
-        print(f"pictures  {folder}")
+            if settings.save_json:
+                rows = coco_results(evaluation.detections, index)
+                (folder / "detections.json").write_text(json.dumps(rows), encoding="utf-8")
+            if settings.plots:
+                draw_evaluation(evaluation, images, names, folder)
+        print(f"{'pictures' if settings.plots else 'written':9} {folder}")
     return 0
+
+
+def coco_results(detections: Sequence[Detections], index: Index) -> list[dict[str, Any]]:
+    """The detections as COCO's tools read them: boxes as corner and size in pixels of the original image.
+
+    Ids are those of the data set's COCO file; without one images go by their names without the ending, and classes by
+    their numbers.
+    """
+    rows = []
+    for i, found in enumerate(detections):
+        image = index.image_ids[i] if index.image_ids else index.path(i).stem
+        for (left, top, right, bottom), score, label in zip(
+            found.boxes_xyxy.tolist(), found.scores.tolist(), found.classes.tolist(), strict=True
+        ):
+            bbox = [round(value, 3) for value in (left, top, right - left, bottom - top)]
+            category = index.category_ids[label] if index.category_ids else label
+            rows.append({"image_id": image, "category_id": category, "bbox": bbox, "score": round(score, 5)})
+    return rows
 
 
 def in_order_of(index: Index, names: tuple[str, ...], path: Path, data: Path) -> Index:

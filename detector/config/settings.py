@@ -31,8 +31,8 @@ from detector.spelling import AMP, Words
 OPTIMIZERS = "SGD, MuSGD, AdamW, or auto"
 
 __all__ = [
-    "ConvertSettings", "InfoSettings", "PredictSettings", "Settings", "TuneSettings", "ValSettings",
-    "load_settings", "read_yaml", "validated",
+    "ConvertDataSettings", "ConvertSettings", "InfoSettings", "PredictSettings", "Settings", "TuneSettings",
+    "ValSettings", "load_settings", "read_yaml", "validated",
 ]  # fmt: skip
 
 
@@ -381,3 +381,19 @@ class ConvertSettings(Group):
         Literal["checkpoint", "state_dict"], Words(), Field(description="one of ours, or tensors and their names alone")
     ] = "checkpoint"
     exist_ok: Annotated[bool, Field(description="replace the file where there is one")] = False
+
+
+class ConvertDataSettings(Group):
+    """Settings of `detector convert-data`."""
+
+    of = " of detector convert-data"
+
+    data: Annotated[FilePath | None, Field(description="the data set's YAML")] = None
+    to: Annotated[FilePath | None, Field(description="the folder to write")] = None
+    format: Annotated[
+        Literal["yolo", "coco", "voc"] | None, Words(), Field(description="what is written; to be named")
+    ] = None
+    link: Annotated[bool, Field(description="symbolic links to the images instead of copies")] = False
+    polygons: Annotated[bool, Field(description="keep outlines where there are any, in COCO")] = False
+    bad_boxes: BadBoxes = "clip"
+    exist_ok: Annotated[bool, Field(description="write into a folder that is not empty")] = False

@@ -87,7 +87,7 @@ def kind_of(file: Path) -> str | None:
         return "model"
     if keys & (Settings.model_fields.keys() - {"names", "val"}):  # which a data set has, too
         return None
-    if keys >= {"train", "names"} or keys >= {"val", "names"}:
+    if keys >= {"train", "names"} or keys >= {"val", "names"} or keys >= {"train", "val"}:
         return "data"
     return None
 
@@ -111,16 +111,16 @@ def of_checkpoint(words: Sequence[str], sources: bool = False) -> Said:
     return Said(None, overrides, values)
 
 
-def of_conversion(words: Sequence[str]) -> Said:
-    """The words of `convert`: a checkpoint and the file to write, in this order unless `weights=` or `to=` names it."""
+def of_conversion(words: Sequence[str], keys: Sequence[str] = ("weights", "to")) -> Said:
+    """The words of `convert`: what is read and what is to be written, in this order unless their keys name them."""
     loose = [word for word in words if "=" not in word]
     overrides = tuple(word for word in words if "=" in word)
     values: dict[str, Any] = {}
-    for key, names in (("weights", ("weights", "model")), ("to", ("to",))):
-        if loose and not named(overrides, names):
+    for key in keys:
+        if loose and not named(overrides, ("weights", "model") if key == "weights" else (key,)):
             values[key] = loose.pop(0)
     if loose:
-        raise ConfigError(f"'{loose[-1]}': a setting is written key=value, for example format=state_dict")
+        raise ConfigError(f"'{loose[-1]}': a setting is written key=value, for example exist_ok=true")
     return Said(None, overrides, values)
 
 

@@ -40,12 +40,11 @@ class DataDescription:
 
     @property
     def absence(self) -> str:
-        """What to know about an entry that is not there."""
-        text = f"paths are relative to {self.root}"
-        if self.download is not None:
-            first = self.download.strip().splitlines()[0] if self.download.strip() else ""
-            text += f". Its `download` ({first[:80]} ...) is never run: fetch the images yourself"
-        return text
+        """What to do about images that are not there."""
+        if self.download is None:
+            return "put them there, or mend the path"
+        first = f"{self.download.strip()} ".splitlines()[0].strip()
+        return f"its `download` ({first[:80]} ...) is never run: fetch the images yourself"
 
     def named(self, names: Sequence[str] | None) -> "DataDescription":
         """The same with other names for its classes, in their order; None: with its own. Raises ConfigError."""

@@ -185,6 +185,11 @@ class Index:
         object.__setattr__(index, "_memory", (memory, layout))
         return index
 
+    def memory_file(self) -> int | None:
+        """The number of the file that its memory is (inode), if it is shared: the same in each process that has it."""
+        memory, _ = self.__dict__.get("_memory", (None, None))
+        return memory.inode() if memory else None
+
     def __reduce__(self) -> tuple[Callable[..., "Index"], tuple[Any, ...]]:
         """To a worker that is being started the arrays go as the memory they lie in; elsewhere they are copied."""
         state = {f.name: getattr(self, f.name) for f in fields(self)}

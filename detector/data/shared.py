@@ -38,6 +38,10 @@ class SharedMemory:
             count = (self.size - start) // np.dtype(dtype).itemsize
         return np.ndarray(count, dtype, buffer=self._map, offset=start)
 
+    def inode(self) -> int | None:
+        """What tells whether the memory of two processes is one; None on Windows."""
+        return None if WINDOWS else os.fstat(self._file).st_ino
+
     def __reduce__(self) -> tuple[Callable[..., "SharedMemory"], tuple[Any, ...]]:
         if get_spawning_popen() is None:
             return SharedMemory, (self.size,)

@@ -39,7 +39,7 @@ class CocoLabels:
             for annotation in content["annotations"]:
                 by_image[annotation.get("image_id")].append(annotation)
             names = [str(image["file_name"]) for image in content["images"]]
-            folder = folder or _folder_of(names, file, description, split)
+            folder = _folder_of(names, file, folder, description, split)
             for image, name in zip(content["images"], names, strict=True):
                 path = str(folder / name)
                 if path in images:
@@ -196,12 +196,13 @@ def read_json(file: Path) -> dict[str, list[dict[str, Any]]]:
     return content
 
 
-def _folder_of(names: Sequence[str], file: Path, description: DataDescription, split: str) -> Path:
-    """The folder that the names of a file's images start at: the first that has one of them."""
+def _folder_of(names: Sequence[str], file: Path, named: Path | None, description: DataDescription, split: str) -> Path:
+    """The folder that the names of a file's images start at: the first that has one of them, of `named` and others."""
     suffix = file.stem.rpartition("_")[2]
     bases = dict.fromkeys((file.parent, file.parent.parent, description.root))
     middles = ("", "images", suffix, f"images/{suffix}", split, f"images/{split}")
     tried = [base / middle for middle in middles for base in bases]
+    tried = tried if named is None else [named, named.parent, *tried]
     for folder in tried:
         if any((folder / name).exists() for name in names[:100]):
             return folder

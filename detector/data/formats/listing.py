@@ -36,14 +36,14 @@ def _images(description: DataDescription, split: str, entry: Path) -> list[str]:
             raise DataError(f"{place} holds no images ({' '.join(IMAGES)}); put them there or name another folder")
         return found
     if not entry.is_file():
-        raise DataError(f"{place} does not exist; {description.absence}")
+        raise DataError(f"{place} does not exist; paths are relative to {description.root}; {description.absence}")
     if is_image(entry.name):
         raise DataError(f"{place} is an image; name its folder, or a text file that lists images")
     lines = list_lines(entry, place)
     if not lines:
         raise DataError(f"{place} lists no images; write one path a line")
-    for start in (entry.parent, description.root, Path.cwd()):
-        found = [str(start / line) for line in lines]
+    for start in (entry.parent, description.root, Path.cwd(), None):
+        found = [str(start / line) if start else str(entry.parent / Path(*Path(line).parts[1:])) for line in lines]
         if os.path.exists(found[0]):
             return found
     found = [str(entry.parent / line) for line in lines]
@@ -66,7 +66,7 @@ def list_lines(file: Path, place: str) -> list[str]:
         lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{place} cannot be read as a list of images ({error})") from None
-    return [line for line in lines if line]
+    return [line for line in lines if line and not line.startswith("#")]
 
 
 def annotation_files(images: Sequence[str], expected: Sequence[str]) -> tuple[list[str | None], list[str]]:
