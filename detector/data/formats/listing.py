@@ -4,8 +4,8 @@ Paths are strings: there may be a million.
 """
 
 import os
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from detector.data.description import DataDescription
@@ -69,31 +69,50 @@ def list_lines(file: Path, place: str) -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def annotation_files(images: Sequence[str], expected: Sequence[str]) -> tuple[list[str | None], list[str]]:
+def annotation_files(
+    images: Sequence[str], folder_of: Callable[[str], str], ending: str
+) -> tuple[list[str | None], list[str]]:
     """The file that annotates each image, None where there is none, and files there that belong to no image.
 
-    `expected` is where they are looked for; `.TXT` is as good as `.txt`.
+    They are in the folder that `folder_of` says for an image's, under the image's name with another ending; `.TXT` is
+    as good as `.txt`.
     """
-    folders: dict[str, set[str]] = defaultdict(set)  # of annotations: the images' folders
-    for image, file in zip(images, expected, strict=True):
-        folders[os.path.dirname(file)].add(os.path.dirname(image))
-    there = {folder: _by_small_ending(folder) for folder in folders}
+    folders: dict[str, str] = {}  # of images: that of their annotations
+    there: dict[str, dict[str, str]] = {}  # its files, by names with small endings
     files: list[str | None] = []
-    for file in expected:
-        folder, name = os.path.split(file)
-        actual = there[folder].get(name)
-        files.append(os.path.join(folder, actual) if actual else None)
+    for image in images:
+        folder, name = _parts(image)
+        if folder not in folders:
+            folders[folder] = place = folder_of(folder)
+            there.setdefault(place, _by_small_ending(place))
+        place = folders[folder]
+        actual = there[place].get(_stem(name) + ending)
+        files.append(f"{place}{os.sep}{actual}" if actual else None)
     used, orphans = set(files), []
-    ending = os.path.splitext(expected[0])[1]
-    for folder, names in there.items():
-        left = [name for name in names.values() if os.path.join(folder, name) not in used]
-        left = [name for name in left if name.lower().endswith(ending)]
+    for place, names in there.items():
+        left = [
+            name for name in names.values() if name.lower().endswith(ending) and f"{place}{os.sep}{name}" not in used
+        ]
         if left:
-            pictured = {
-                os.path.splitext(name)[0] for place in folders[folder] for name in _names(place) if is_image(name)
-            }
-            orphans += [os.path.join(folder, name) for name in left if os.path.splitext(name)[0] not in pictured]
+            pictures = [name for folder in folders if folders[folder] == place for name in _names(folder)]
+            pictured = {_stem(name) for name in pictures if is_image(name)}
+            orphans += [f"{place}{os.sep}{name}" for name in left if _stem(name) not in pictured]
     return files, sorted(orphans)
+
+
+def annotation_path(image: str, folder_of: Callable[[str], str], ending: str) -> str:
+    """Where the annotation of an image is looked for."""
+    folder, name = _parts(image)
+    return os.path.join(folder_of(folder), _stem(name) + ending)
+
+
+def _parts(path: str) -> tuple[str, str]:
+    folder, _, name = path.rpartition(os.sep)
+    return folder, name
+
+
+def _stem(name: str) -> str:
+    return name.rpartition(".")[0] or name
 
 
 def _by_small_ending(folder: str) -> dict[str, str]:

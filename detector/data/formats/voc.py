@@ -8,12 +8,13 @@ challenge" (2010).
 import math
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from xml.parsers import expat
 
 from detector.data.description import DataDescription
 from detector.data.findings import Finding
-from detector.data.formats.listing import annotation_files, is_image, list_lines, listed_images
+from detector.data.formats.listing import annotation_files, annotation_path, is_image, list_lines, listed_images
 from detector.data.labels import BACKGROUND, NO_LABELS, Box, Labels, usable
 from detector.errors import DataError
 
@@ -29,14 +30,14 @@ class VocLabels:
         self._numbers = {name: number for number, name in enumerate(description.names)}
         self._place = str(description.path)
         self.paths, self.findings = _images(description, split)
-        self._expected = _annotation_paths(self.paths, description)
-        self.files, orphans = annotation_files(self.paths, self._expected)
+        self._folder_of = partial(annotation_folder, description)
+        self.files, orphans = annotation_files(self.paths, self._folder_of, ".xml")
         if not _image_sets(description, split):  # the other splits' files lie in the same folder
             self.findings += [Finding("no picture", path) for path in orphans]
 
     def expected(self, i: int) -> str:
         """Where the annotation of image i is looked for."""
-        return self._expected[i]
+        return annotation_path(self.paths[i], self._folder_of, ".xml")
 
     def read(self, numbers: Sequence[int], sizes: Sequence[tuple[int, int] | None]) -> list[Labels]:
         return [
@@ -152,7 +153,7 @@ def recognised(description: DataDescription) -> bool:
         if entry.is_file() and "ImageSets" in entry.parts:
             return True
         if entry.is_dir() and (image := _first_image(entry)):
-            return os.path.exists(_annotation_paths([image], description)[0])
+            return os.path.exists(annotation_path(image, partial(annotation_folder, description), ".xml"))
     return False
 
 
@@ -169,7 +170,8 @@ def class_names(description: DataDescription) -> tuple[str, ...]:
     names: set[str] = set()
     for split in description.splits:
         paths, _ = _images(description, split)
-        for path in _annotation_paths(paths, description):
+        files, _ = annotation_files(paths, partial(annotation_folder, description), ".xml")
+        for path in filter(None, files):
             try:
                 content = Path(path).read_bytes()
                 names |= {one["name"] for one in parse(content).objects if "name" in one}
@@ -239,20 +241,11 @@ def _pictures(root: Path, stems: Sequence[str]) -> list[str | None]:
     return [there.get(stem) or there.get(os.path.splitext(stem)[0]) for stem in stems]
 
 
-def _annotation_paths(images: Sequence[str], description: DataDescription) -> list[str]:
-    """Where the annotation of each image is looked for."""
-    folders: dict[str, str] = {}  # of images: that of their annotations
-    paths = []
-    for image in images:
-        folder, name = os.path.split(image)
-        if folder not in folders:
-            folders[folder] = _annotation_folder(folder, description)
-        paths.append(os.path.join(folders[folder], os.path.splitext(name)[0] + ".xml"))
-    return paths
+def annotation_folder(description: DataDescription, folder: str) -> str:
+    """The folder of the annotations of the images in a folder.
 
-
-def _annotation_folder(folder: str, description: DataDescription) -> str:
-    """As the description says; else `Annotations` for the images' folder, or where the images are."""
+    As the description says; else `Annotations` for the images' folder, or where the images are.
+    """
     for entry, place in description.annotations.items():
         if f"{folder}{os.sep}".startswith(f"{entry}{os.sep}"):
             return f"{place}{folder.removeprefix(str(entry))}"

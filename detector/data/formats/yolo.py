@@ -13,7 +13,7 @@ import numpy as np
 
 from detector.data.description import DataDescription
 from detector.data.findings import Finding
-from detector.data.formats.listing import annotation_files, listed_images
+from detector.data.formats.listing import annotation_files, annotation_path, listed_images
 from detector.data.labels import BACKGROUND, NO_LABELS, ROUNDING, Box, Labels, usable
 
 COLUMNS = ("x", "y", "width", "height")
@@ -26,17 +26,16 @@ class _RowError(Exception):
 
 def label_path(image: str | Path) -> Path:
     """Where the labels of an image lie: in `labels/` for the last `images/` of its path, else beside it."""
-    return Path(_label_path(str(image)))
+    return Path(annotation_path(str(image), label_folder, ".txt"))
 
 
-def _label_path(image: str) -> str:
-    folder, name = os.path.split(image)
+def label_folder(folder: str) -> str:
+    """The folder of the labels of the images in a folder."""
     parts = folder.split(os.sep)
     for position in range(len(parts) - 1, -1, -1):
         if parts[position] == "images":
-            parts[position] = "labels"
-            break
-    return os.path.join(os.sep.join(parts), os.path.splitext(name)[0] + ".txt")
+            return os.sep.join([*parts[:position], "labels", *parts[position + 1 :]])
+    return folder
 
 
 class YoloLabels:
@@ -45,14 +44,13 @@ class YoloLabels:
     def __init__(self, description: DataDescription, split: str, polygons: bool = False) -> None:
         self.paths, self.findings = listed_images(description, split)
         self.names, self._keypoints, self._polygons = description.names, description.keypoints, polygons
-        expected = [_label_path(path) for path in self.paths]
-        self.files, orphans = annotation_files(self.paths, expected)
+        self.files, orphans = annotation_files(self.paths, label_folder, ".txt")
         orphans = [path for path in orphans if os.path.basename(path).lower() not in NO_LABEL_FILES]
         self.findings += [Finding("no picture", path) for path in orphans]
 
     def expected(self, i: int) -> str:
         """Where the labels of image i are looked for."""
-        return _label_path(self.paths[i])
+        return annotation_path(self.paths[i], label_folder, ".txt")
 
     def read(self, numbers: Sequence[int], sizes: Sequence[tuple[int, int] | None]) -> list[Labels]:
         """The labels of these images; all plain files among them in one go."""
