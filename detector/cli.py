@@ -17,11 +17,12 @@ from detector.errors import DetectorError, Interrupted, did_you_mean
 
 # What a disk says that takes no more: told in a line wherever it happens, with no traceback.
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-COMMANDS = ("train", "tune", "val", "predict", "info", "convert", "convert-data")
+COMMANDS = ("check", "train", "tune", "val", "predict", "info", "convert", "convert-data")
 OVERRIDES = "settings as key=value, with YAML values: epochs=50 lr0=1e-3 names='[cat, dog]'"
 SUMMARY = """\
 Train, measure and use YOLO-style object detectors.
 
+  detector check my_data.yaml                    look a data set over
   detector train configs/quickstart.yaml         train by a config file
   detector train data=my.yaml model=v11s batch=4 or by settings alone
   detector train resume=runs/train               go on with a run that stopped
@@ -39,6 +40,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"detector {detector.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    check = commands.add_parser("check", help="look a data set over", epilog="What is looked for: docs/data.md")
+    check.add_argument(
+        "arguments",
+        nargs="*",
+        metavar="DATA.yaml SPLIT | key=value",
+        help="a data set's YAML file; train, val or test, else all; imgsz fast project name exist_ok",
+    )
 
     train = commands.add_parser("train", help="train a detector", epilog="All settings: docs/settings.md")
     train.add_argument(
@@ -90,13 +99,16 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="DATA FOLDER | key=value",
         help="a data set's YAML; the new folder; format=yolo, coco or voc; link polygons bad_boxes exist_ok",
     )
-    for command in (train, tune, val, predict, info, convert, convert_data):
+    for command in (check, train, tune, val, predict, info, convert, convert_data):
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit status: 0 done, 2 a user's mistake, 130 Ctrl-C, 143 SIGTERM."""
+    """Run a command; returns the exit status: 0 done, 2 a user's mistake, 130 Ctrl-C, 143 SIGTERM.
+
+    1 is that of `check` where it found errors.
+    """
     terminal.tolerate()
     options = parse(sys.argv[1:] if argv is None else argv)
     try:

@@ -31,8 +31,8 @@ from detector.spelling import AMP, Words
 OPTIMIZERS = "SGD, MuSGD, AdamW, or auto"
 
 __all__ = [
-    "ConvertDataSettings", "ConvertSettings", "InfoSettings", "PredictSettings", "Settings", "TuneSettings",
-    "ValSettings", "load_settings", "read_yaml", "validated",
+    "CheckSettings", "ConvertDataSettings", "ConvertSettings", "InfoSettings", "PredictSettings", "Settings",
+    "TuneSettings", "ValSettings", "load_settings", "read_yaml", "validated",
 ]  # fmt: skip
 
 
@@ -358,6 +358,27 @@ class PredictSettings(UseKeys):
     source: Annotated[Text | list[Text] | None, Field(description="files, folders, globs, text files of paths")] = None
     conf: Fraction = 0.25
     save_txt: bool = False
+
+
+class CheckSettings(NamesKey, FolderKeys):
+    """Settings of `detector check`."""
+
+    of = " of detector check"
+
+    data: Annotated[FilePath | None, Field(description="the data set's YAML")] = None
+    split: Annotated[
+        list[Annotated[Literal["train", "val", "test"], Words()]] | None,
+        Field(description="which splits; left out: all that the data set names"),
+    ] = None
+    imgsz: Annotated[Side, Field(description="at which the sizes of boxes are told")] = 640
+    fast: Annotated[bool, Field(description="leave out what needs the images decoded")] = False
+    cache_dir: CacheFolder = None
+
+    @field_validator("split", mode="before")
+    @classmethod
+    def one_split(cls, value: Any) -> Any:
+        """A split alone is as good as a list of one."""
+        return [value] if isinstance(value, str) else value
 
 
 class InfoSettings(Group):

@@ -11,6 +11,7 @@ from detector.config.settings import Settings, read_yaml
 from detector.errors import ConfigError, did_you_mean
 
 SUFFIXES = (".yaml", ".yml")
+SPLITS = ("train", "val", "test")
 NAMED = re.compile(r"v\d+[a-z](u|-p\d)?")  # a model that comes with the project
 
 
@@ -121,6 +122,24 @@ def of_conversion(words: Sequence[str], keys: Sequence[str] = ("weights", "to"))
             values[key] = loose.pop(0)
     if loose:
         raise ConfigError(f"'{loose[-1]}': a setting is written key=value, for example exist_ok=true")
+    return Said(None, overrides, values)
+
+
+def of_check(words: Sequence[str]) -> Said:
+    """The words of `check`: a data set's YAML file, and the splits to look at."""
+    loose = [word for word in words if "=" not in word or Path(word).is_file()]
+    overrides = tuple(word for word in words if word not in loose)
+    values: dict[str, Any] = {}
+    splits = [word for word in loose if word.lower() in SPLITS and not Path(word).is_file()]
+    files = [word for word in loose if word not in splits]
+    if len(files) > 1 or (files and named(overrides, ("data",))):
+        raise ConfigError(f"'{files[-1]}': name one data set; a setting is written key=value, for example imgsz=640")
+    if splits and named(overrides, ("split",)):
+        raise ConfigError(f"'{splits[0]}': stands for split={splits[0]}, but split is set already; keep one")
+    if files:
+        values["data"] = files[0]
+    if splits:
+        values["split"] = splits
     return Said(None, overrides, values)
 
 

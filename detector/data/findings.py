@@ -13,7 +13,8 @@ class Kind(NamedTuple):
     told: str  # after their number: "3 ..."
 
 
-# An error cannot be trained on as it stands; of a warning something was left out or changed; a note is worth a look.
+# An error cannot be trained on as it stands; of a warning something was left out or changed, or a result would not be
+# what it seems; a note is worth a look.
 KINDS = {
     "bad row": Kind("error", "labels break a rule"),
     "bad file": Kind("error", "label files cannot be read"),
@@ -29,7 +30,30 @@ KINDS = {
     "dropped image": Kind("warning", "images were left out for what is wrong with their labels"),
     "other size": Kind("warning", "images are not of the size that their annotation says"),
     "no picture": Kind("warning", "label files belong to no image"),
+    # What `detector check` looks for beside; a run tells those of whole classes, too.
+    "bad split": Kind("error", "splits cannot be read"),
+    "no test": Kind("warning", "splits cannot be read, which no training needs"),
+    "nameless class": Kind("error", "classes of labels are not among the names"),
+    "ids from 1": Kind("warning", "sets of labels seem to count their classes from 1"),
+    "in pixels": Kind("error", "splits have labels in pixels"),
+    "as corners": Kind("warning", "splits seem to have corners in place of centre and size"),
+    "untrained class": Kind("warning", "classes are looked for and never trained"),
+    "damaged image": Kind("warning", "images cannot be decoded to their end and count for nothing"),
+    "leaked image": Kind("warning", "images are in another split, too"),
+    "leaked scene": Kind("warning", "images show what an image of another split shows"),
+    "contradiction": Kind("warning", "images are there twice, with other boxes"),
+    "same image": Kind("note", "images are there twice"),
+    "same scene": Kind("note", "images are nearly the same as another of their split"),
+    "no label": Kind("note", "images have no label file and count as background"),
+    "turned image": Kind("note", "images are turned by their EXIF orientation"),
+    "tiny box": Kind("note", "boxes have a side of less than 2 pixels"),
+    "doubled box": Kind("note", "boxes lie on another of their class"),
+    "two classes": Kind("note", "boxes lie on one of another class"),
+    "unmeasured class": Kind("note", "classes are trained and not looked for"),
+    "empty class": Kind("note", "classes have no box"),
+    "alike names": Kind("note", "names of classes differ in case or blanks alone"),
 }
+SEVERITIES = ("error", "warning", "note")
 OF_BOXES = ("bad row", "flat box", "outside box", "clipped box")  # what `bad_boxes` is about
 
 

@@ -120,8 +120,11 @@ def process_memory() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def reading_bar(split: str, stream: TextIO | None = None) -> Callable[[int, int], None]:
-    """What is told (images read, of so many) while a split is read; a bar on a terminal, where it takes a moment."""
+def reading_bar(title: str, stream: TextIO | None = None) -> Callable[[int, int], None]:
+    """What is told (images read, of so many) while a split is read; a bar on a terminal, where it takes a moment.
+
+    `title` says what is read: the split, or its pixels.
+    """
     stream = sys.stderr if stream is None else stream
     bar: tqdm | None = None
 
@@ -130,7 +133,7 @@ def reading_bar(split: str, stream: TextIO | None = None) -> Callable[[int, int]
         if bar is None:
             shape = "reading {desc} {percentage:3.0f}% {bar:16} {n_fmt}/{total_fmt} images"
             hidden = not is_terminal(stream)
-            bar = tqdm(total=total, file=stream, desc=split, delay=1, leave=False, disable=hidden, bar_format=shape)
+            bar = tqdm(total=total, file=stream, desc=title, delay=1, leave=False, disable=hidden, bar_format=shape)
         bar.update(done - bar.n)
         if done == total:
             bar.close()
