@@ -19,6 +19,7 @@ from detector.reporting.draw import draw_boxes
 
 WORST = 16  # images that are shown
 LISTED = 100  # findings of a kind
+OF_NOTES = 4  # of these, for one kind of note
 TOLD = 4  # findings under a picture
 SIDE = 480  # pixels of a picture's long side
 QUALITY = 80  # of JPEG
@@ -130,9 +131,9 @@ def worst_images(findings: Sequence[Noticed], most: int = WORST) -> list[tuple[s
         if finding.image:
             of_image[split, finding.image].append(finding)
     queues = []
-    for _, several in by_kind(findings):
+    for kind, several in by_kind(findings):
         numbers = Counter((split, finding.image) for split, finding in several if finding.image)
-        queues.append([image for image, _ in numbers.most_common()])
+        queues.append([image for image, _ in numbers.most_common(OF_NOTES if KINDS[kind].severity == "note" else most)])
     chosen: dict[tuple[str, str], None] = {}
     while any(queues) and len(chosen) < most:
         for queue in queues:
@@ -154,7 +155,7 @@ def _worst(found: Examination) -> list[str]:
         picture = '<div class="none">no picture</div>'
         if i is not None:
             picture = _picture(found.indices[split], i, findings) or picture
-        told = [f"{finding.kind}{f', row {finding.row}' if finding.row else ''}" for finding in findings[:TOLD]]
+        told = [_told(finding).replace(f"{found.description.root}/", "") for finding in findings[:TOLD]]
         if len(findings) > TOLD:
             told.append(f"and {len(findings) - TOLD} more")
         name = path.removeprefix(f"{found.description.root}/")
@@ -164,9 +165,16 @@ def _worst(found: Examination) -> list[str]:
         )
     return [
         "<h2>The images to look at first</h2>",
-        "<p>Boxes as they are read; those with a finding have a red frame.</p>",
+        "<p>Boxes as they are read; those with a finding have a black and yellow frame.</p>",
         f'<div class="row worst">{"".join(figures)}</div>',
     ]
+
+
+def _told(finding: Finding) -> str:
+    """A finding under its picture, which says where it is."""
+    return (
+        finding.kind + (f", row {finding.row}" if finding.row else "") + (f": {finding.text}" if finding.text else "")
+    )
 
 
 def _picture(index: Index, i: int, findings: Sequence[Finding]) -> str:
@@ -184,7 +192,7 @@ def _picture(index: Index, i: int, findings: Sequence[Finding]) -> str:
     bad = np.isin(rows, [finding.row for finding in findings if finding.row])
     for left, top, right, bottom in (boxes[bad] * factor).tolist():
         corners = (round(left) - 4, round(top) - 4), (round(right) + 3, round(bottom) + 3)
-        for colour, width in (((255, 255, 255), 4), ((230, 0, 0), 2)):
+        for colour, width in (((0, 0, 0), 5), ((255, 230, 0), 2)):
             cv2.rectangle(picture, *corners, colour, width)
     return _embedded(picture, ".jpg", [cv2.IMWRITE_JPEG_QUALITY, QUALITY])
 

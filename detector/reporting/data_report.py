@@ -32,7 +32,7 @@ def lines_of(found: Examination) -> list[str]:
         "",
         *class_table(found.counts, names),
         "",
-        f"sizes of boxes at imgsz {found.imgsz}: root of the area, pixels; small: below {SMALL}, large: from {LARGE} on",
+        f"sizes of boxes at imgsz {found.imgsz}: root of the area, pixels; small: to {SMALL}, large: from {LARGE} on",
         *size_table(found.counts),
     ]
     for kind, several in by_kind(found.findings):
