@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
         list(dict.fromkeys(splits)),
         settings.imgsz,
         not settings.fast,
-        Reading(cache_dir=settings.cache_dir),
+        Reading(max_missing_labels=settings.max_missing_labels, cache_dir=settings.cache_dir),
         reading_bar,
     )
     for line in lines_of(found):

@@ -372,6 +372,7 @@ class CheckSettings(NamesKey, FolderKeys):
     ] = None
     imgsz: Annotated[Side, Field(description="at which the sizes of boxes are told")] = 640
     fast: Annotated[bool, Field(description="leave out what needs the images decoded")] = False
+    max_missing_labels: MissingLabels = 0.5
     cache_dir: CacheFolder = None
 
     @field_validator("split", mode="before")

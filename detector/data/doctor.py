@@ -17,7 +17,7 @@ from detector.data.duplicates import duplicates
 from detector.data.findings import KINDS, SEVERITIES, Finding
 from detector.data.index import Index
 from detector.data.pixels import Pixels, look_at
-from detector.data.reading import Reading, read_split
+from detector.data.reading import Reading, check_labelled, read_split
 from detector.data.scan import Progress, Scan
 from detector.errors import DataError
 
@@ -52,11 +52,11 @@ def examine(
     bar: Callable[[str], Progress | None] = lambda title: None,
 ) -> Examination:
     """Look at splits of a data set; `bar` makes what is told of progress. Raises DataError where none can be read."""
-    scans: dict[str, Scan] = {}
+    reading, scans = reading or Reading(), dict[str, Scan]()
     errors: list[tuple[str, DataError]] = []
     for split in splits:
         try:
-            scans[split] = read_split(description, split, reading or Reading(), bar(split))
+            scans[split] = read_split(description, split, reading, bar(split))
         except DataError as error:
             errors.append((split, error))
     if not scans:
@@ -68,7 +68,11 @@ def examine(
         found.append((split, Finding(kind, str(description.path), text)))
     indices = {split: scan.index for split, scan in scans.items()}
     for split, scan in scans.items():
-        several = [*scan.index.findings, *_unlabelled(scan), *_boxes(scan, description.format, imgsz)]
+        several = [
+            *scan.index.findings,
+            *_unlabelled(scan, description, split, reading.max_missing_labels),
+            *_boxes(scan, description.format, imgsz),
+        ]
         found += [(split, finding) for finding in several]
     found += of_classes(indices, description.path)
     if description.format == "yolo":
@@ -110,10 +114,10 @@ def of_classes(indices: Mapping[str, Index], description: Path) -> list[Noticed]
             continue
         for split in [split for split in boxes if split != "train" and "train" in boxes]:
             if boxes[split] and not boxes["train"]:
-                text = f"class {number} ({name}) has {boxes[split]:,} boxes in {split} and none in train"
+                text = f"class {number} ({name}): none in train, {boxes[split]:,} in {split}"
                 found.append((split, Finding("untrained class", str(description), text)))
             elif split == "val" and not boxes[split]:
-                text = f"class {number} ({name}) has {boxes['train']:,} boxes in train and none in {split}"
+                text = f"class {number} ({name}): {boxes['train']:,} in train, none in {split}"
                 found.append((split, Finding("unmeasured class", str(description), text)))
     first: dict[str, str] = {}
     for name in names:
@@ -128,10 +132,18 @@ def _rank(noticed: Noticed) -> tuple[int, int]:
     return SEVERITIES.index(KINDS[kind].severity), list(KINDS).index(kind)
 
 
-def _unlabelled(scan: Scan) -> list[Finding]:
+def _unlabelled(scan: Scan, description: DataDescription, split: str, limit: float) -> list[Finding]:
+    """Images without a label file, and whether they are so many that a run would stop."""
     index = scan.index
     paths = [str(index.path(i)) for i in np.flatnonzero(~index.labelled).tolist()]
-    return [Finding("no label", path, "", path) for path in paths]
+    found = [Finding("no label", path, "", path) for path in paths]
+    if split != "test":
+        try:
+            check_labelled(index, description, split, limit)
+        except DataError as error:
+            text = str(error).removeprefix(f"{description.path}: ")
+            found.append(Finding("missing labels", str(description.path), text))
+    return found
 
 
 def _boxes(scan: Scan, form: str | None, imgsz: int) -> list[Finding]:
@@ -140,9 +152,10 @@ def _boxes(scan: Scan, form: str | None, imgsz: int) -> list[Finding]:
     files = [scan.files[i] for i in np.flatnonzero(scan.rows >= 0).tolist()]
     owner, learnt = index.image_of_box, ~index.ignored_boxes
 
+    between, unit = (": annotation ", "annotation") if form == "coco" else (":", "line")
+
     def at(box: int, kind: str, text: str) -> Finding:
         i, row = int(owner[box]), int(index.rows[box])
-        between = ": annotation " if form == "coco" else ":"
         return Finding(kind, f"{files[i]}{between}{row}", text, str(index.path(i)), row)
 
     sides = box_sides(index, imgsz)
@@ -153,7 +166,7 @@ def _boxes(scan: Scan, form: str | None, imgsz: int) -> list[Finding]:
     for i in np.flatnonzero(np.diff(index.box_offsets) > 1).tolist():
         for box, other, overlap in _doubled(index, i):
             same = index.classes[box] == index.classes[other]
-            text = f"lies on that of row {index.rows[other]} (IoU {overlap:.2f})"
+            text = f"lies on that of {unit} {index.rows[other]} (IoU {overlap:.2f})"
             if not same:
                 text += f", {index.names[index.classes[box]]} on {index.names[index.classes[other]]}"
             found.append(at(box, "doubled box" if same else "two classes", text))

@@ -33,6 +33,7 @@ KINDS = {
     # What `detector check` looks for beside; a run tells those of whole classes, too.
     "bad split": Kind("error", "splits cannot be read"),
     "no test": Kind("warning", "splits cannot be read, which no training needs"),
+    "missing labels": Kind("error", "splits have too few label files"),
     "nameless class": Kind("error", "classes of labels are not among the names"),
     "ids from 1": Kind("warning", "sets of labels seem to count their classes from 1"),
     "in pixels": Kind("error", "splits have labels in pixels"),
@@ -76,6 +77,12 @@ class Finding(NamedTuple):
 
 def of_kind(findings: Iterable[Finding], *kinds: str) -> list[Finding]:
     return [finding for finding in findings if finding.kind in kinds]
+
+
+def summaries(findings: Sequence[Finding]) -> tuple[str, ...]:
+    """A line for each kind of finding that is not fine."""
+    groups = [of_kind(findings, kind) for kind in KINDS if KINDS[kind].severity != "note"]
+    return tuple(summary(group) for group in groups if group)
 
 
 def summary(findings: Sequence[Finding], told: str | None = None) -> str:

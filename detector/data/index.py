@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from detector.classes import order_of
-from detector.data.findings import KINDS, Finding, summary
+from detector.data.findings import Finding, summaries
 from detector.data.shared import SharedMemory
 from detector.errors import DataError
 
@@ -51,8 +51,7 @@ class Index:
     @property
     def warnings(self) -> tuple[str, ...]:
         """A line for each kind of finding that is not fine."""
-        groups = [[f for f in self.findings if f.kind == kind] for kind in KINDS if KINDS[kind].severity != "note"]
-        return tuple(summary(group) for group in groups if group)
+        return summaries(self.findings)
 
     def path(self, i: int) -> Path:
         """Where image i lies."""

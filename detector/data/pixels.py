@@ -2,7 +2,6 @@
 
 import io
 import os
-import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from detector.errors import DataError
 SIDE = 16  # of the grid that an image is compared by: SIDE x SIDE bits
 BITS = SIDE * SIDE
 CHUNK = 16  # images that a thread takes at once
+THREADS = 8  # each holds one decoded image
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ def look_at(index: Index, progress: Progress | None = None) -> Pixels:
     hashes = np.zeros((count, BITS // 8), dtype=np.uint8)
     orientations = np.ones(count, dtype=np.uint8)
     damage: dict[int, str] = {}
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:  # decoders let go of Python's lock
+    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:  # decoders let go of Python's lock
         chunks = range(0, count, CHUNK)
         for start, chunk in zip(chunks, pool.map(lambda first: list(_chunk(index, first)), chunks), strict=True):
             for i, seen in enumerate(chunk, start=start):
@@ -94,8 +94,7 @@ def difference_hash(image: np.ndarray) -> np.ndarray:
 
 def _orientation(content: bytes) -> int:
     try:
-        with warnings.catch_warnings(), Image.open(io.BytesIO(content)) as image:
-            warnings.simplefilter("ignore")
+        with Image.open(io.BytesIO(content)) as image:
             if image.format == "PNG" and "exif" not in image.info:  # else it would be decoded in search of EXIF
                 return 1
             found = image.getexif().get(ORIENTATION, 1)

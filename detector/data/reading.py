@@ -52,7 +52,7 @@ def build_index(
     """
     index = read_split(description, split, reading, progress).index
     if split != "test":
-        _check_labelled(index, description, split, reading.max_missing_labels)
+        check_labelled(index, description, split, reading.max_missing_labels)
     index = judged(index, reading.bad_boxes)
     if not len(index):
         raise DataError(f"{description.path}: {split}: no image is left; mend their labels")
@@ -113,7 +113,7 @@ def _without_boxes(index: Index, findings: Sequence[Finding]) -> Index:
     return index.keep(np.array([box not in bad for box in boxes], dtype=bool))
 
 
-def _check_labelled(index: Index, description: DataDescription, split: str, limit: float) -> None:
+def check_labelled(index: Index, description: DataDescription, split: str, limit: float) -> None:
     """Raise DataError where too many images have no label file: then they are most likely looked for elsewhere."""
     without = np.flatnonzero(~index.labelled)
     if not len(without) or len(without) <= limit * len(index):

@@ -14,7 +14,7 @@ from detector.data.findings import KINDS, Finding
 from detector.data.index import Index
 from detector.data.pixels import decoded
 from detector.errors import DataError
-from detector.reporting.data_report import by_kind, verdict
+from detector.reporting.data_report import by_kind, verdict, without
 from detector.reporting.draw import draw_boxes
 
 WORST = 16  # images that are shown
@@ -113,8 +113,9 @@ def _kind(kind: str, several: Sequence[Noticed], found: Examination) -> str:
 
 
 def _located(split: str, finding: Finding, found: Examination) -> str:
-    place = finding.place.removeprefix(f"{found.description.root}/")
-    text = f": {_text(finding.text)}" if finding.text else ""
+    root = str(found.description.root)
+    place = without(finding.place, root)
+    text = f": {_text(without(finding.text, root))}" if finding.text else ""
     return f'<span class="path">{_text(place)}</span>{text}' + (f" [{split}]" if split else "")
 
 
@@ -149,16 +150,16 @@ def _worst(found: Examination) -> list[str]:
     if not chosen:
         return []
     numbers = {split: {str(index.path(i)): i for i in range(len(index))} for split, index in found.indices.items()}
-    figures = []
+    figures, root = [], str(found.description.root)
     for split, path, findings in chosen:
         i = numbers.get(split, {}).get(path)
         picture = '<div class="none">no picture</div>'
         if i is not None:
             picture = _picture(found.indices[split], i, findings) or picture
-        told = [_told(finding).replace(f"{found.description.root}/", "") for finding in findings[:TOLD]]
+        told = [without(_told(finding), root) for finding in findings[:TOLD]]
         if len(findings) > TOLD:
             told.append(f"and {len(findings) - TOLD} more")
-        name = path.removeprefix(f"{found.description.root}/")
+        name = without(path, root)
         figures.append(
             f'<figure>{picture}<figcaption><span class="path">{_text(name)}</span><br />{_text("; ".join(told))}'
             "</figcaption></figure>"

@@ -1,6 +1,7 @@
 """What the doctor of a data set has to say: lines for a terminal, and a map for report.json."""
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
@@ -99,8 +100,14 @@ def size_table(counts: dict[str, Counts]) -> list[str]:
 
 def shortened(text: str) -> str:
     """Without the working directory, where a path begins in it."""
-    here = os.getcwd()
-    return text.removeprefix(here + os.sep) if here != os.sep else text
+    return without(text, os.getcwd())
+
+
+def without(text: str, folder: str) -> str:
+    """A text whose paths begin in a folder where they lie in it."""
+    return (
+        re.sub(rf"(^|\s){re.escape(folder.rstrip(os.sep) + os.sep)}(?=[^\s])", r"\1", text) if len(folder) > 1 else text
+    )
 
 
 def _located(split: str, finding: Any) -> str:

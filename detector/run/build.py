@@ -13,6 +13,8 @@ from detector.config.settings import Settings
 from detector.data.augment import Augmentation
 from detector.data.dataset import TrainingSet, ValidationSet
 from detector.data.description import load_description
+from detector.data.doctor import before_training
+from detector.data.findings import summaries
 from detector.data.index import Index
 from detector.data.loader import worker_count
 from detector.data.reading import Reading, build_index
@@ -203,6 +205,8 @@ def read_indices(settings: Settings, say: Say) -> tuple[Index, Index]:
             say(f"warning: {split}: {warning}")
         both.append(index)
     training, validation = both
+    for warning in summaries(before_training({"train": training, "val": validation}, description)):
+        say(f"warning: {warning}")
     if training.ignored_boxes.any():
         training = training.keep(~training.ignored_boxes).shared()
     return training, validation
