@@ -8,6 +8,7 @@ import pytest
 from test_imports import ROWS
 
 from detector.config.settings import (
+    CheckSettings,
     ConvertDataSettings,
     ConvertSettings,
     InfoSettings,
@@ -20,6 +21,7 @@ from detector.config.settings import (
 
 ROOT = Path(__file__).parents[1]
 OF_COMMAND = {
+    "check": CheckSettings,
     "train": Settings,
     "tune": TuneSettings,
     "val": ValSettings,
