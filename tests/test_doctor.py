@@ -510,6 +510,24 @@ def test_exit_status_and_files(ill, tmp_path, monkeypatch, capsys):
     assert (list(content["splits"]), content["pixels"]) == (["val"], False)
 
 
+def test_a_folder_that_is_taken_is_told_before_the_work(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    data = sound(tmp_path / "set")
+    (tmp_path / "runs/mine").mkdir(parents=True)
+    monkeypatch.setattr("detector.commands.check.examine", None)
+    assert main(["check", data.yaml, "name=mine"]) == 2
+    assert "exists" in capsys.readouterr().err
+
+
+def test_a_set_that_cannot_be_read_leaves_no_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    data = sound(tmp_path / "set")
+    data.write("data.yaml", "train: nowhere\nval: nowhere\nnames: [cat, dog]\n")
+    assert main(["check", data.yaml]) == 2
+    assert "nowhere does not exist" in capsys.readouterr().err
+    assert not (tmp_path / "runs/check").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

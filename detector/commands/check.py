@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from contextlib import suppress
 from pathlib import Path
 
 from detector.config import words
@@ -24,20 +25,26 @@ def run(options: argparse.Namespace) -> int:
     if settings.data is None:
         raise ConfigError("name the data set's YAML: detector check my_data.yaml")
     description = load_description(settings.data).named(settings.names)
-    splits = settings.split or list(description.splits)
-    if absent := [split for split in splits if split not in description.splits]:
+    if absent := [split for split in settings.split or () if split not in description.splits]:
         raise DataError(f"{description.path}: '{absent[0]}' is missing; it has {', '.join(description.splits)}")
-    found = examine(
-        description,
-        list(dict.fromkeys(splits)),
-        settings.imgsz,
-        not settings.fast,
-        Reading(max_missing_labels=settings.max_missing_labels, cache_dir=settings.cache_dir),
-        reading_bar,
-    )
+    folder = create_folder(
+        settings.project, settings.name, "check", settings.exist_ok
+    )  # before work that takes minutes
+    try:
+        found = examine(
+            description,
+            [split for split in description.splits if split in (settings.split or description.splits)],
+            settings.imgsz,
+            not settings.fast,
+            Reading(max_missing_labels=settings.max_missing_labels, cache_dir=settings.cache_dir),
+            reading_bar,
+        )
+    except BaseException:
+        with suppress(OSError):  # it holds something else
+            folder.rmdir()
+        raise
     for line in lines_of(found):
         print(line)
-    folder = create_folder(settings.project, settings.name, "check", settings.exist_ok)
     with writing(folder):
         write(found, folder)
     print(f"report    {folder / 'report.html'}, and all findings in report.json")

@@ -133,6 +133,7 @@ COMMANDS = {
     "classify": "there is one task, detection",
     "pose": "there is one task, detection",
     "obb": "there is one task, detection",
+    "doctor": "to look a data set over: detector check",
     "test": "to measure a checkpoint: detector val",
     "validate": "to measure a checkpoint: detector val",
     "eval": "to measure a checkpoint: detector val",

@@ -42,7 +42,7 @@ def count(index: Index, imgsz: int) -> Counts:
     learnt = ~index.ignored_boxes
     owner, classes = index.image_of_box[learnt], index.classes[learnt]
     per_image = np.bincount(owner, minlength=len(index))
-    pairs = np.unique(np.stack((owner, classes)), axis=1)
+    classes_of_images = np.unique(owner * len(index.names) + classes) % len(index.names)
     sizes, images_of_size = np.unique(np.stack((index.heights, index.widths)), axis=1, return_counts=True)
     common = int(images_of_size.argmax())
     sides = box_sides(index, imgsz)[learnt]
@@ -53,7 +53,7 @@ def count(index: Index, imgsz: int) -> Counts:
         boxes=len(classes),
         ignored=int(index.ignored_boxes.sum()),
         class_boxes=np.bincount(classes, minlength=len(index.names)),
-        class_images=np.bincount(pairs[1], minlength=len(index.names)),
+        class_images=np.bincount(classes_of_images, minlength=len(index.names)),
         image_sides=np.maximum(index.heights, index.widths),
         box_sides=np.sqrt(sides.prod(axis=1)),
         most_boxes=int(per_image.max(initial=0)),

@@ -12,7 +12,6 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from detector.data.header import ORIENTATION
 from detector.data.image import read_rgb
 from detector.data.index import Index
 from detector.data.scan import Progress
@@ -20,6 +19,7 @@ from detector.errors import DataError
 
 SIDE = 16  # of the grid that an image is compared by: SIDE x SIDE bits
 BITS = SIDE * SIDE
+ORIENTATION = 274  # the EXIF tag
 CHUNK = 16  # images that a thread takes at once
 THREADS = 8  # each holds one decoded image
 
