@@ -161,7 +161,7 @@ def test_the_texts_name_what_is_meant(ill):
     description = load_description(ill.yaml)
     texts = {finding.kind: str(finding) for _, finding in examine(description, ["train", "val"]).findings}
     for kind, part in {
-        "nameless class": "class 9 has 1 labels",
+        "nameless class": "labels of class 9: 1; `names` ends at 5",
         "untrained class": "class 3 (fish): none in train, 2 in val",
         "unmeasured class": "class 2 (bird): 1 in train, none in val",
         "empty class": "class 5 (ghost)",

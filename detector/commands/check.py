@@ -27,9 +27,8 @@ def run(options: argparse.Namespace) -> int:
     description = load_description(settings.data).named(settings.names)
     if absent := [split for split in settings.split or () if split not in description.splits]:
         raise DataError(f"{description.path}: '{absent[0]}' is missing; it has {', '.join(description.splits)}")
-    folder = create_folder(
-        settings.project, settings.name, "check", settings.exist_ok
-    )  # before work that takes minutes
+    # Before work that takes minutes: a name that is taken is told at once.
+    folder = create_folder(settings.project, settings.name, "check", settings.exist_ok)
     try:
         found = examine(
             description,

@@ -48,7 +48,7 @@ def _classes(indices: Sequence[Index], wrong: Sequence[Row], description: Path) 
     count = len(indices[0].names)
     outside = Counter(int(row[0]) for row in wrong if row[0].is_integer() and not 0 <= row[0] < count)
     found = [
-        Finding("nameless class", str(description), f"class {number} has {rows:,} labels, `names` ends at {count - 1}")
+        Finding("nameless class", str(description), f"labels of class {number}: {rows:,}; `names` ends at {count - 1}")
         for number, rows in sorted(outside.items())
     ]  # fmt: skip
     if any(row[0] == 0 for row in wrong):

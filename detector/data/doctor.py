@@ -52,7 +52,8 @@ def examine(
     bar: Callable[[str], Progress | None] = lambda title: None,
 ) -> Examination:
     """Look at splits of a data set; `bar` makes what is told of progress. Raises DataError where none can be read."""
-    reading, scans = reading or Reading(), dict[str, Scan]()
+    reading = reading or Reading()
+    scans: dict[str, Scan] = {}
     errors: list[tuple[str, DataError]] = []
     for split in splits:
         try:
