@@ -90,7 +90,7 @@ def commands(document):
     """(command, words) of each call of `detector` in a document, in lines of code or inline."""
     lines = document.read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
     for code in [line for line in lines if line.startswith("    ")] + spans(document):
-        if found := re.search(rf"(?:^| |/)detector ({'|'.join(OF_COMMAND)})\b(.*)", code):
+        if found := re.search(rf"(?:^| |/)detector ({'|'.join(OF_COMMAND)})(?![\w-])(.*)", code):
             yield found[1], shlex.split(found[2], comments=True)
 
 
