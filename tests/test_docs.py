@@ -30,6 +30,7 @@ OF_COMMAND = {
     "convert": ConvertSettings,
     "convert-data": ConvertDataSettings,
 }
+DESCRIPTION = ("path", "train", "val", "test", "names", "nc", "format", "channels", "range")  # of a data set
 # The changelog is no part of them: it tells of what was, too.
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
@@ -120,7 +121,7 @@ def test_settings_in_the_text_can_be_set(document):
         if span != "key=value" and all(re.match(r"[a-z]\w*=.", word) for word in words):
             parsed(ConvertSettings if words[0].startswith("format=") else TuneSettings, words)
         elif found := re.match(r"([a-z]\w*): \S", span):
-            assert found[1] in TuneSettings.model_fields, span
+            assert found[1] in {*TuneSettings.model_fields, *DESCRIPTION}, span
 
 
 # --- the house -------------------------------------------------------------------------------------------------------
