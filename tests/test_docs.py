@@ -119,7 +119,9 @@ def test_settings_in_the_text_can_be_set(document):
     for span in spans(document):
         words = span.split()
         if span != "key=value" and all(re.match(r"[a-z]\w*=.", word) for word in words):
-            parsed(ConvertSettings if words[0].startswith("format=") else TuneSettings, words)
+            keys = {word.partition("=")[0] for word in words}
+            kinds = (TuneSettings, *OF_COMMAND.values())
+            parsed(next((cls for cls in kinds if keys <= cls.model_fields.keys()), TuneSettings), words)
         elif found := re.match(r"([a-z]\w*): \S", span):
             assert found[1] in {*TuneSettings.model_fields, *DESCRIPTION}, span
 
