@@ -1,14 +1,29 @@
 """Files: images by their names, and results that are at every moment the old ones or the new ones, whole."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from detector.errors import OutputError
 
-IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")  # how the names of images end
+# How the names of images end, in any case. What a file is, its content says.
+IMAGES = (
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".bmp", ".dib", ".webp", ".tif", ".tiff", ".gif",
+    ".avif", ".heic", ".heif", ".hif", ".jp2", ".j2k", ".pbm", ".pgm", ".ppm", ".pnm", ".npy",
+)  # fmt: skip
+ARRAY = ".npy"
 UNFINISHED = ".unfinished"  # how the names of files end that are being written
+
+
+def images_among(names: Iterable[str]) -> list[str]:
+    """Those names of a folder's files that are images; hidden files are not.
+
+    Nor is an array beside an image of the same name: other trainers keep decoded images so.
+    """
+    found = [name for name in names if name.lower().endswith(IMAGES) and not name.startswith(".")]
+    pictures = {os.path.splitext(name)[0] for name in found if not name.lower().endswith(ARRAY)}
+    return [name for name in found if not (name.lower().endswith(ARRAY) and os.path.splitext(name)[0] in pictures)]
 
 
 def spelt_here(name: str) -> str:

@@ -4,27 +4,23 @@ Coordinates are continuous: pixel i covers i..i+1, so a box of a whole image is 
 factor multiplies boxes by it.
 """
 
-import io
 import math
-import warnings
 from pathlib import Path
 from typing import NamedTuple
 
 import cv2
 import numpy as np
-from PIL import Image, UnidentifiedImageError
 
+from detector.data.decoding import pixels_of
+from detector.data.faults import DamagedError, RefusedError
+from detector.data.header import Range
 from detector.errors import DataError
 
 PADDING = 114  # the grey around images
 
-# Of a JPEG: what its markers, after a byte 0xff, mean.
-START, END, SCAN = b"\xff\xd8", b"\xff\xd9", 0xDA
-WITHOUT_LENGTH = (0x00, 0x01, *range(0xD0, 0xD9))
-
 
 class DamagedImageError(DataError):
-    """An image whose file can be read, but whose pixels cannot be had from it."""
+    """An image whose file can be read, but whose pixels cannot be had from it, or are not wanted."""
 
 
 class Letterbox(NamedTuple):
@@ -38,81 +34,47 @@ class Letterbox(NamedTuple):
     top: int
 
 
-def read_rgb(path: str | Path, size: tuple[int, int] | None = None) -> np.ndarray:
-    """(H, W, 3) uint8 RGB, turned as its EXIF orientation says; `size` is the (height, width) that its header tells.
-
-    Raises DataError when the file cannot be read, DamagedImageError when it cannot be decoded, is cut short or is of
-    another size, and MemoryError when there is no memory for it, which says nothing about the image.
-    """
+def read_image(
+    path: str | Path, channels: int = 3, size: tuple[int, int] | None = None, value_range: Range | None = None
+) -> np.ndarray:
+    """`decode` of a file. Raises DataError when the file cannot be read, too."""
     try:
         content = Path(path).read_bytes()  # OpenCV's own file access fails on non-ASCII paths on some systems
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error}); put the image back") from None
-    if (image := _decoded(content)) is None:
+    return decode(content, str(path), channels, size, value_range)
+
+
+def decode(
+    content: bytes,
+    place: str,
+    channels: int = 3,
+    size: tuple[int, int] | None = None,
+    value_range: Range | None = None,
+) -> np.ndarray:
+    """(H, W, channels) uint8 of an image file's content, turned as its EXIF orientation says.
+
+    1 channel is grey, 3 are RGB, and any other number is what the file has. `place` is what messages call it, `size`
+    the (height, width) that it had when the data set was read, `value_range` the values that become 0 and 255 in files
+    of more than 8 bits, see `decoding.scaled`.
+
+    Raises DamagedImageError when it cannot be decoded, is cut short, is of a kind or size that is not read or of
+    another size than it was, and MemoryError when there is no memory for it, which says nothing about the image.
+    """
+    try:
+        image = pixels_of(content, channels, value_range)
+    except DamagedError as damaged:
         raise DamagedImageError(
-            f"{path}: cannot be decoded ({_complaint(content)}); replace it or take it out of the set"
-        )
+            f"{place}: cannot be decoded ({damaged}); replace it or take it out of the set"
+        ) from None
+    except RefusedError as refused:
+        raise DamagedImageError(f"{place}: {refused}") from None
     if size not in (None, image.shape[:2]):
         raise DamagedImageError(
-            f"{path}: decodes to {image.shape[1]} x {image.shape[0]} pixels but its header says {size[1]} x {size[0]}; "
-            "save it anew without EXIF orientation"
+            f"{place}: is {image.shape[1]} x {image.shape[0]} pixels, and was {size[1]} x {size[0]} when the data set "
+            "was read; put the image back, or start again"
         )
     return image
-
-
-def _decoded(content: bytes) -> np.ndarray | None:
-    """The image in a file's content; None where it is damaged, as far as its decoder can tell."""
-    if not content or not _has_end(content):
-        return None
-    try:
-        return cv2.imdecode(np.frombuffer(content, dtype=np.uint8), cv2.IMREAD_COLOR_RGB)
-    except cv2.error as error:
-        if error.code == cv2.Error.StsNoMem:
-            raise MemoryError(str(error)) from None
-        return None
-
-
-def _has_end(content: bytes) -> bool:
-    """Whether a JPEG's pixels are followed by its end marker; True for other formats.
-
-    Where they are not, some releases of OpenCV fail, and others (4.11) return what memory held in place of the missing
-    rows. The markers before the pixels are walked through because a thumbnail among them has an end of its own.
-    """
-    if not content.startswith(START):
-        return True
-    position = len(START)
-    while 0 <= (position := content.find(b"\xff", position)) < len(content) - 3:
-        marker = content[position + 1]
-        if marker == SCAN:
-            return content.rfind(END, position) >= 0
-        if marker == 0xFF:
-            position += 1
-        elif marker in WITHOUT_LENGTH:
-            position += 2
-        else:
-            position += 2 + int.from_bytes(content[position + 2 : position + 4], "big")
-    return False
-
-
-def _complaint(content: bytes) -> str:
-    """What a second decoder says of a file that the first could not decode.
-
-    OpenCV tells a failed allocation inside a decoder as it tells damage. Pillow does not: it raises MemoryError.
-    """
-    if not content:
-        return "the file is empty"
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(content)) as image:
-                image.load()
-    except MemoryError:
-        raise
-    except UnidentifiedImageError:
-        return "it is no image, or damaged at its beginning"
-    except Exception as error:  # a damaged file makes Pillow's readers raise nearly anything
-        return str(error)
-    return "its end is missing or damaged"
 
 
 def fitted_size(height: int, width: int, imgsz: int) -> tuple[int, int]:
@@ -128,7 +90,7 @@ def fit_long_side(image: np.ndarray, imgsz: int) -> np.ndarray:
     if (new_height, new_width) == (height, width):
         return image
     method = cv2.INTER_AREA if imgsz < max(height, width) else cv2.INTER_LINEAR
-    return cv2.resize(image, (new_width, new_height), interpolation=method)
+    return cv2.resize(image, (new_width, new_height), interpolation=method).reshape(new_height, new_width, -1)
 
 
 def letterbox_geometry(
@@ -158,6 +120,6 @@ def letterbox(image: np.ndarray, imgsz: int, stride: int = 32, rect: bool = True
     image = fit_long_side(image, imgsz)
     if resized == shape:
         return image, mapping
-    out = np.full((*shape, 3), PADDING, dtype=np.uint8)
+    out = np.full((*shape, image.shape[2]), PADDING, dtype=np.uint8)
     out[mapping.top : mapping.top + resized[0], mapping.left : mapping.left + resized[1]] = image
     return out, mapping

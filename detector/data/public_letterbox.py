@@ -41,7 +41,8 @@ def public_letterbox(image: np.ndarray, imgsz: int, shape: tuple[int, int]) -> t
     new_height, new_width = resized(height, width, imgsz)
     if (new_height, new_width) != (height, width):
         image = cv2.resize(image, (new_width, new_height), interpolation=cv2.INTER_LINEAR)
+        image = image.reshape(new_height, new_width, -1)
     left, top = round((shape[1] - new_width) / 2 - 0.1), round((shape[0] - new_height) / 2 - 0.1)
-    out = np.full((*shape, 3), PADDING, dtype=np.uint8)
+    out = np.full((*shape, image.shape[2]), PADDING, dtype=np.uint8)
     out[top : top + new_height, left : left + new_width] = image
     return out, Letterbox(height, width, new_width / width, new_height / height, left, top)

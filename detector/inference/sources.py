@@ -1,6 +1,7 @@
 """What there is to look at: files, folders, globs, lists of paths and arrays."""
 
 import glob
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detector.errors import DataError
-from detector.files import IMAGES
+from detector.files import images_among
 
 Source = str | Path | NDArray[np.uint8]
 
@@ -23,7 +24,7 @@ def find_images(sources: Source | Iterable[Source]) -> Iterator[Path | NDArray[n
     elif isinstance(sources, str | Path):
         path = Path(sources)
         if path.is_dir():
-            files = sorted(file for file in path.iterdir() if file.suffix.lower() in IMAGES)
+            files = sorted(path / name for name in images_among(os.listdir(path)))
         elif path.suffix.lower() == ".txt" and path.exists():
             lines = (line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines())
             files = [path.parent / line for line in lines if line]
