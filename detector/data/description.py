@@ -5,8 +5,11 @@ train: images/train     # a folder, a text file that lists images, or a list of 
 val: images/val
 names: {0: circle, 1: square}
 format: yolo            # or coco, voc; left out: recognised
+channels: 1             # of an image; left out: 3, RGB. 1 is grey, other numbers are as the files have them
+range: [0, 4095]        # the values that become black and white, in files of more than 8 bits; left out: by their depth
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +21,7 @@ from detector.errors import ConfigError, DataError
 from detector.files import spelt_here
 
 SPLITS = ("train", "val", "test")
+MOST_CHANNELS = 128  # that OpenCV resizes
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class DataDescription:
     format: str | None = None  # yolo, coco or voc; None: to be recognised
     annotations: dict[Path, Path] = field(default_factory=dict)  # of an entry of a split, where they are named
     keypoints: int = 0  # numbers of keypoints that follow a box in YOLO rows
+    channels: int = 3  # of images as they are decoded: 1 is grey, 3 are RGB
+    value_range: tuple[float, float] | None = None  # what becomes 0 and 255 in files of more than 8 bits
     download: str | None = None  # what others would run or fetch if the images are not there
 
     @property
@@ -99,6 +105,8 @@ def load_description(path: str | Path) -> DataDescription:
         format=_format(path, content.get("format")),
         annotations=annotations,
         keypoints=_keypoints(path, content.get("kpt_shape")),
+        channels=_channels(path, content.get("channels", 3)),
+        value_range=_range(path, content.get("range")),
         download=None if download is None else str(download),
     )
     return completed(description)
@@ -128,6 +136,26 @@ def _keypoints(path: Path, shape: Any) -> int:
     if not (isinstance(shape, list) and len(shape) == 2 and all(type(n) is int and n > 0 for n in shape)):
         raise DataError(f"{path}: kpt_shape is {shape!r}, expected [points, numbers of each], as [17, 3]")
     return shape[0] * shape[1]
+
+
+def _channels(path: Path, channels: Any) -> int:
+    if isinstance(channels, bool) or not isinstance(channels, int) or not 1 <= channels <= MOST_CHANNELS:
+        raise DataError(
+            f"{path}: channels is {channels!r}, expected 1 (grey), 3 (RGB) or how many the images have, at most "
+            f"{MOST_CHANNELS}"
+        )
+    return channels
+
+
+def _range(path: Path, limits: Any) -> tuple[float, float] | None:
+    if limits is None:
+        return None
+    numbers = [one for one in limits if type(one) in (int, float)] if isinstance(limits, list) else []
+    if len(numbers) != 2 or numbers != limits or not -math.inf < numbers[0] < numbers[1] < math.inf:
+        raise DataError(
+            f"{path}: range is {limits!r}, expected [low, high]: the values in the images that become black and white"
+        )
+    return float(numbers[0]), float(numbers[1])
 
 
 def _read_yaml(path: Path) -> Mapping[str, Any]:

@@ -18,6 +18,8 @@ import numpy as np
 
 from detector.classes import order_of
 from detector.data.findings import Finding, summaries
+from detector.data.header import Range
+from detector.data.image import decode
 from detector.data.shared import SharedMemory
 from detector.errors import DataError
 
@@ -44,6 +46,8 @@ class Index:
     findings: tuple[Finding, ...] = ()
     image_ids: tuple[Any, ...] = ()  # of COCO images, in their file
     category_ids: tuple[Any, ...] = ()  # of the classes, in a COCO file
+    channels: int = 3  # of an image once it is decoded
+    value_range: Range | None = None  # what becomes 0 and 255 in files of more than 8 bits
 
     def __len__(self) -> int:
         return len(self.heights)
@@ -70,6 +74,10 @@ class Index:
             return self.path(i).read_bytes()
         except OSError as error:
             raise DataError(f"{self.path(i)}: cannot be read ({error.strerror or error}); put the image back") from None
+
+    def image(self, i: int) -> np.ndarray:
+        """(H, W, channels) uint8: image i as it is decoded. Errors are those of `content` and `decode`."""
+        return decode(self.content(i), self.place(i), self.channels, self.size(i), self.value_range)
 
     def place(self, i: int) -> str:
         """Image i, in messages."""
@@ -199,7 +207,7 @@ class Index:
 
 
 ALIGNMENT = 64  # bytes
-_NO_ARRAYS = ("names", "root", "findings", "image_ids", "category_ids")
+_NO_ARRAYS = ("names", "root", "findings", "image_ids", "category_ids", "channels", "value_range")
 Layout = dict[str, tuple[Any, tuple[int, ...], int]]  # of each array its dtype, shape and first byte
 
 

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import PIL
 
 from detector.data.description import DataDescription
 from detector.data.findings import Finding
 from detector.data.formats import sources_of
+from detector.data.header import readers
 from detector.data.index import Index
 from detector.data.scan import Scan
 from detector.distributed import is_main
 from detector.files import replaced
 
-VERSION = 1  # of what is kept and of the readers: another one reads everything anew
+VERSION = 2  # of what is kept and of the readers: another one reads everything anew
 
 
 class IndexCache:
@@ -28,7 +28,8 @@ class IndexCache:
 
     def __init__(self, description: DataDescription, split: str, polygons: bool, folder: Path | None) -> None:
         content = {
-            "version": [VERSION, PIL.__version__],
+            "version": [VERSION, *readers()],
+            "images": [description.channels, description.value_range],
             "description": [str(description.path), str(description.root), description.format, description.keypoints],
             "entries": [*map(str, description.splits[split])],
             "annotations": {str(key): str(value) for key, value in description.annotations.items()},

@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -11,6 +12,7 @@ import numpy as np
 from detector.data.description import DataDescription
 from detector.data.findings import KINDS, OF_BOXES, Finding, of_kind
 from detector.data.formats import annotations_of
+from detector.data.header import read_header
 from detector.data.index import Index
 from detector.data.index_cache import IndexCache
 from detector.data.scan import Progress, Scan, scan_of
@@ -51,6 +53,7 @@ def build_index(
     folder for temporary ones.
     """
     index = read_split(description, split, reading, progress).index
+    index = replace(index, channels=description.channels, value_range=description.value_range)
     if split != "test":
         check_labelled(index, description, split, reading.max_missing_labels)
     index = judged(index, reading.bad_boxes)
@@ -67,7 +70,9 @@ def read_split(description: DataDescription, split: str, reading: Reading, progr
     cache = IndexCache(description, split, reading.polygons, reading.cache_dir)
     scan = known = cache.load()
     if known is None or description.format != "coco" or not known.unchanged():  # others' folders may have new images
-        scan = scan_of(annotations_of(description, split, reading.polygons), str(description.root), known, progress)
+        annotations = annotations_of(description, split, reading.polygons)
+        header = partial(read_header, channels=description.channels, value_range=description.value_range)
+        scan = scan_of(annotations, str(description.root), known, progress, header)
         if len(scan.paths) >= CACHED_FROM:
             cache.save(scan)
     if not len(scan.index):

@@ -18,6 +18,7 @@ CHUNK = 512  # images that are read at once
 OF_LISTING = ("listed twice", "no picture", "no image")  # findings that are made whenever images are looked for
 
 Progress = Callable[[int, int], None]  # images read, of so many
+ReadHeader = Callable[[str], tuple[tuple[int, int] | None, str]]  # see `read_header`
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +48,13 @@ class Scan:
         return np.where((old >= 0) & alike, old, -1)
 
 
-def scan_of(annotations: Annotations, root: str, known: Scan | None = None, progress: Progress | None = None) -> Scan:
+def scan_of(
+    annotations: Annotations,
+    root: str,
+    known: Scan | None = None,
+    progress: Progress | None = None,
+    header: ReadHeader = read_header,
+) -> Scan:
     """The scan of a split; what has not changed since `known` is not read again."""
     paths, files = annotations.paths, annotations.files
     stamps = stamps_of(paths, files)
@@ -60,7 +67,7 @@ def scan_of(annotations: Annotations, root: str, known: Scan | None = None, prog
         parts.append(_still_known(known, old_rows[old_rows >= 0], {paths[i] for i in seen.tolist()}))
         rows[seen[old_rows >= 0]] = np.arange(len(parts[0]))
     start = len(parts[0]) if parts else 0
-    for numbers, part, readable in _read_all(annotations, fresh, root, progress):
+    for numbers, part, readable in _read_all(annotations, fresh, root, progress, header):
         rows[numbers[readable]] = start + np.arange(len(part))
         start += len(part)
         parts.append(part)
@@ -111,13 +118,13 @@ def _still_known(known: Scan, rows: np.ndarray, paths: set[str]) -> Index:
 
 
 def _read_all(
-    annotations: Annotations, numbers: np.ndarray, root: str, progress: Progress | None
+    annotations: Annotations, numbers: np.ndarray, root: str, progress: Progress | None, header: ReadHeader
 ) -> Sequence[tuple[np.ndarray, Index, np.ndarray]]:
     """Chunks of images: their numbers, the index of those that can be read, and a mask that says which these are."""
     chunks = [numbers[start : start + CHUNK] for start in range(0, len(numbers), CHUNK)]
     read, done = [], 0
     with ThreadPoolExecutor(min(8, 2 * (os.cpu_count() or 1))) as pool:
-        parts = pool.map(lambda chunk: _read(annotations, chunk, root), chunks)
+        parts = pool.map(lambda chunk: _read(annotations, chunk, root, header), chunks)
         for chunk, (part, readable) in zip(chunks, parts, strict=True):
             read.append((chunk, part, readable))
             done += len(chunk)
@@ -126,10 +133,10 @@ def _read_all(
     return read
 
 
-def _read(annotations: Annotations, numbers: np.ndarray, root: str) -> tuple[Index, np.ndarray]:
+def _read(annotations: Annotations, numbers: np.ndarray, root: str, header: ReadHeader) -> tuple[Index, np.ndarray]:
     """The index of these images and (N,) bool: which of them are in it."""
     these = numbers.tolist()
-    headers = [read_header(annotations.paths[i]) for i in these]
+    headers = [header(annotations.paths[i]) for i in these]
     labels = annotations.read(these, [size for size, _ in headers])
     findings: list[Finding] = []
     readable = np.array([size is not None for size, _ in headers], dtype=bool)

@@ -11,7 +11,7 @@ from pathlib import Path
 from detector.data.description import DataDescription
 from detector.data.findings import Finding
 from detector.errors import DataError
-from detector.files import IMAGES
+from detector.files import IMAGES, images_among
 
 
 def listed_images(description: DataDescription, split: str) -> tuple[list[str], list[Finding]]:
@@ -29,8 +29,7 @@ def _images(description: DataDescription, split: str, entry: Path) -> list[str]:
         found = [
             os.path.join(folder, name)
             for folder, _, names in os.walk(entry, followlinks=True)
-            for name in names
-            if is_image(name)
+            for name in images_among(names)
         ]
         if not found:
             raise DataError(f"{place} holds no images ({' '.join(IMAGES)}); put them there or name another folder")
