@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from detector.data.image import fit_long_side, fitted_size, read_rgb
+from detector.data.image import fit_long_side, fitted_size
 from detector.data.index import Index
 from detector.data.shared import SharedMemory
 from detector.distributed import local_world_size
@@ -63,7 +63,7 @@ class ImageCache:
         return int(np.count_nonzero(self._checksums.array(np.uint64)))
 
     def _load(self, i: int) -> np.ndarray:
-        return fit_long_side(read_rgb(self.index.path(i), self.index.size(i)), self.imgsz)
+        return fit_long_side(self.index.image(i), self.imgsz)
 
     def __setstate__(self, state: dict[str, object]) -> None:
         """In another process, where nothing was seen yet; the memory may be the same or a new one."""

@@ -16,7 +16,6 @@ from detector.data.image import (
     fitted_size,
     letterbox,
     letterbox_geometry,
-    read_rgb,
 )
 from detector.data.index import Index
 from detector.data.mosaic import mosaic, mosaic_centre
@@ -116,7 +115,7 @@ def _grey(height: int, width: int) -> Example:
 def damage(index: Index, i: int) -> str:
     """What is wrong with an image that was found damaged: one line that names it."""
     try:
-        read_rgb(index.path(i), index.size(i))
+        index.image(i)
     except DataError as error:
         return str(error)
     return f"{index.path(i)}: was damaged when it was read before"
@@ -149,7 +148,7 @@ class ValidationSet:
     def __getitem__(self, i: int) -> tuple[np.ndarray, Letterbox, int] | None:
         """(H, W, 3) uint8 RGB, how it was put in, and i."""
         try:
-            image = read_rgb(self.index.path(i), self.index.size(i))
+            image = self.index.image(i)
         except DamagedImageError:
             if self.bad_images == "error":
                 raise

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from detector.data.dataset import ValidationSet
-from detector.data.image import read_rgb
 from detector.evaluation.evaluate import Evaluation
 from detector.reporting.draw import save_image
 from detector.reporting.plots import plot_confusion, plot_f1, plot_pr
@@ -23,7 +22,7 @@ def draw_evaluation(
         return
     index = images.index
     picture = validation_image(
-        [read_rgb(index.path(i)) for i in chosen],
+        [index.image(i) for i in chosen],
         [index.boxes_xyxy(i) for i in chosen],
         [index.labels(i) for i in chosen],
         [evaluation.detections[i] for i in chosen],
