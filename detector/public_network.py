@@ -114,8 +114,9 @@ def _layer_list(network: Record) -> dict[str, Any]:
     scales, scale = given.get("scales"), given.get("scale")
     if not scales:
         scales = {"": [given.get("depth_multiple", 1.0), given.get("width_multiple", 1.0), UNCAPPED]}
-    file = given.get("yaml_file")
+    file, channels = given.get("yaml_file"), given.get("channels", given.get("ch", 3))
     return {
+        **({} if channels == 3 else {"channels": channels}),
         "name": PureWindowsPath(file).stem if isinstance(file, str) and file else "a public model",
         "scales": scales,
         "scale": scale if scale in scales else next(iter(scales)),

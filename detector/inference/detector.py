@@ -38,7 +38,7 @@ class Result:
     classes: NDArray[np.int64]  # (N,)
     names: tuple[str, ...]  # of all classes
     path: Path | None  # None for an array
-    image: NDArray[np.uint8]  # (H, W, 3) RGB
+    image: NDArray[np.uint8]  # (H, W, 3) RGB, or as many channels as the network takes
 
     def __len__(self) -> int:
         return len(self.boxes)
@@ -84,7 +84,8 @@ class Detector:
     ) -> list[Result]:
         """Detections in images, one Result each, in order.
 
-        sources: a file, folder, glob or text file of paths, an (H, W, 3) uint8 RGB array, or a list of those. conf is
+        sources: a file, folder, glob or text file of paths, an (H, W, 3) uint8 RGB array (or as many channels as the
+        network takes), or a list of those. conf is
         the least score, iou the overlap above which the weaker of two boxes of a class is dropped, imgsz the network's
         input side (default: what it was trained at). Raises DataError for a source that is not there or not an image,
         ConfigError for an argument out of range.
@@ -132,12 +133,14 @@ class Detector:
                 unreadable(error)
 
     def _prepare(self, source: Path | NDArray[np.uint8], imgsz: int) -> _Prepared:
-        from detector.data.image import letterbox, read_rgb
+        from detector.data.image import letterbox, read_image
 
-        image = read_rgb(source) if isinstance(source, Path) else source
-        check_image(image)
+        channels, value_range = self.network.channels, self.network.value_range
+        is_file = isinstance(source, Path)
+        image = read_image(source, channels, value_range=value_range) if is_file else source
+        check_image(image, channels)
         network_image, placement = letterbox(image, imgsz, self.network.stride)
-        return _Prepared(source if isinstance(source, Path) else None, image, network_image, placement)
+        return _Prepared(source if is_file else None, image, network_image, placement)
 
     def _predict(self, group: list[_Prepared], limits: Limits, most: int | None) -> tuple[list[Result], int | None]:
         """The results of images whose network images have one shape; `most` are looked at at once, see
@@ -172,22 +175,25 @@ def _is(value: object, kind: type) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def check_image(image: NDArray[np.uint8]) -> None:
-    """Raise DataError unless an array is an image, with what would make it one."""
-    if image.ndim == 3 and image.shape[2] == 3 and image.dtype == np.uint8 and image.size:
+def check_image(image: NDArray[np.uint8], channels: int = 3) -> None:
+    """Raise DataError unless an array is an image of so many channels, with what would make it one."""
+    if image.ndim == 3 and image.shape[2] == channels and image.dtype == np.uint8 and image.size:
         return
     if not image.size:
         remedy = "; this one has no pixels"
-    elif image.ndim == 2:
+    elif image.ndim == 2 and channels == 3:
         remedy = "; grey becomes RGB by np.stack([image] * 3, axis=2)"
+    elif image.ndim == 2 and channels == 1:
+        remedy = "; add the channel by image[:, :, None]"
     elif image.ndim == 4:
         remedy = "; give several as a list, list(images)"
-    elif image.ndim == 3 and image.shape[0] == 3 and image.shape[2] != 3:
+    elif image.ndim == 3 and image.shape[0] == channels and image.shape[2] != channels:
         remedy = "; move the channels to the end by image.transpose(1, 2, 0)"
-    elif image.ndim == 3 and image.shape[2] == 4:
+    elif image.ndim == 3 and image.shape[2] == 4 and channels == 3:
         remedy = "; leave out the fourth channel, image[:, :, :3]"
     elif np.issubdtype(image.dtype, np.floating):
         remedy = "; numbers in 0..1 become uint8 by (image * 255).round().astype(np.uint8)"
     else:
         remedy = ""
-    raise DataError(f"an array of shape {image.shape} and type {image.dtype}: images are (H, W, 3) uint8 RGB{remedy}")
+    form = f"(H, W, {channels}) uint8{' RGB' if channels == 3 else ''}"
+    raise DataError(f"an array of shape {image.shape} and type {image.dtype}: images are {form}{remedy}")

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from detector import checkpoint_file
 from detector.classes import matches
 from detector.errors import CheckpointError, ConfigError
-from detector.model.description import load_description
+from detector.model.description import for_images, load_description
 from detector.model.network import Network, network_from_description
 from detector.model.sameness import adopted, difference
 
@@ -78,7 +78,7 @@ def started(description: dict[str, Any], path: Path, names: Sequence[str], seed:
     """
     path = checkpoint_file.weights_in(path)
     saved = checkpoint_file.read(path)
-    theirs = network_of(saved, path)
+    theirs, taken = with_channels(network_of(saved, path), description.get("channels", 3), path, seed)
     description, notes = adopted({**description, "nc": len(names)}, theirs)
     network = network_from_description(description, seed)
     if problem := difference(network, theirs):
@@ -89,7 +89,35 @@ def started(description: dict[str, Any], path: Path, names: Sequence[str], seed:
     network.load_state_dict(_shared(network, theirs), strict=False)
     order = matches(names, saved.get("names", ()))
     take_classes(network, theirs, order)
-    return network, "; ".join([f"weights of {path.name}: {_told(network, theirs, names, order)}", *notes])
+    return network, "; ".join([f"weights of {path.name}: {_told(network, theirs, names, order)}", *taken, *notes])
+
+
+@torch.no_grad()
+def with_channels(network: Network, channels: int, path: Path, seed: int) -> tuple[Network, list[str]]:
+    """The network for images of so many channels; and what was taken of what reads them, in words.
+
+    What it has for the channels that both have is taken, and the others start fresh; one channel gets the sum, which
+    sees a grey image as the network did. Raises ConfigError where that cannot be done.
+    """
+    if channels == network.channels:
+        return network, []
+    other = network_from_description(for_images(network.description, channels, network.value_range), seed).eval()
+    place = f"weights={path}: of a network for {network.channels} channels, not {channels}"
+    before = network.state_dict()
+    groups = [[m.groups for m in one.modules() if isinstance(m, nn.Conv2d)] for one in (network, other)]
+    for key, now in other.state_dict().items():
+        was = before[key]
+        if was.shape == now.shape:
+            now.copy_(was)
+            continue
+        if was.ndim != 4 or now.shape[1] * network.channels != was.shape[1] * channels or groups[0] != groups[1]:
+            raise ConfigError(f"{place}, and its '{key}' cannot be changed to that; train without weights=")
+        copies = was.shape[1] // network.channels  # of the image, which Focus reads four of, shifted
+        source, target = was.unflatten(1, (copies, -1)), now.unflatten(1, (copies, -1))
+        common = min(channels, network.channels)
+        target[:, :, :common] = source.sum(dim=2, keepdim=True) if channels == 1 else source[:, :, :common]
+    taken = "the sum of them all" if channels == 1 else f"the first {min(channels, network.channels)}"
+    return other, [f"its first layer for {channels} channels: {taken} of {network.channels}"]
 
 
 def _shared(network: Network, other: Network) -> dict[str, Tensor]:

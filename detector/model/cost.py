@@ -58,7 +58,7 @@ def counted(network: Network, imgsz: int) -> dict[str, int]:
             module.register_forward_hook(add("upsample", lambda module, x, out: 2 * out.numel()))
         elif isinstance(module, Attention | AreaAttention):
             module.register_forward_hook(add("attention", _attention))
-    shadow(torch.empty(1, 3, imgsz, imgsz, device="meta"))
+    shadow(torch.empty(1, network.channels, imgsz, imgsz, device="meta"))
     return totals
 
 

@@ -38,9 +38,9 @@ def load_description(name_or_path: str | Path) -> dict[str, Any]:
     for key in content:
         if key not in (*_KEYS, *_OTHERS):
             raise ConfigError(f"{name}: {key!r} is not a key of a model description.{did_you_mean(key, _KEYS)}")
-    for key in ("ch", "channels"):
-        if content.pop(key, 3) != 3:
-            raise ConfigError(f"{name}: {key}: the input is RGB, of 3 channels")
+    channels = [content.pop(key) for key in ("ch", "channels") if key in content]
+    if any(one != 3 for one in channels):  # which goes without saying; in a run the data set's take their place
+        content["channels"] = channels[-1]
     depth, width = content.pop("depth_multiple", 1.0), content.pop("width_multiple", 1.0)
     if "scales" not in content:
         content |= {"scales": {"": [depth, width, ANY]}, "scale": ""}
@@ -53,6 +53,18 @@ def load_description(name_or_path: str | Path) -> dict[str, Any]:
     description = {"name": name, **content}
     check_description(description)
     return description
+
+
+def for_images(
+    description: dict[str, Any], channels: int = 3, value_range: tuple[float, float] | None = None
+) -> dict[str, Any]:
+    """A description with what the images are: their channels, and the values in their files that become 0 and 255.
+
+    What goes without saying, RGB and no range, is left out.
+    """
+    others = {key: value for key, value in description.items() if key not in ("channels", "range")}
+    said = {} if channels == 3 else {"channels": channels}
+    return {**others, **said, **({} if value_range is None else {"range": list(value_range)})}
 
 
 def title(description: dict[str, Any]) -> str:
@@ -84,6 +96,8 @@ def check_description(description: dict[str, Any]) -> None:
     width = description.get("class_channels")
     if width is not None and (not _is_whole(width) or width < 1):
         raise ConfigError(f"{name}: class_channels {width!r} is not a number of channels (left out: by the classes)")
+    if not _is_whole(channels := description.get("channels", 3)) or channels < 1:
+        raise ConfigError(f"{name}: channels {channels!r} is not a number of channels of an image (3: RGB)")
     if not isinstance(end2end, bool):
         raise ConfigError(f"{name}: end2end {end2end!r} is not true or false")
     if not isinstance(description.get("activation", ""), str):

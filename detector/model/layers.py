@@ -207,7 +207,7 @@ def build_layers(description: dict[str, Any]) -> list[Layer]:
         sources = _sources(place, source, index)
         site = Site(
             place=place,
-            inputs=tuple(outputs[i] if i >= 0 else Maps(3, Fraction(1)) for i in sources),
+            inputs=tuple(outputs[i] if i >= 0 else Maps(description.get("channels", 3), Fraction(1)) for i in sources),
             written=repeats,
             repeats=max(round(repeats * depth), 1) if repeats > 1 else 1,
             nc=description["nc"],

@@ -22,7 +22,7 @@ __all__ = ["Network", "build_network", "fused", "load_description", "network_fro
 
 
 class Network(nn.Module):
-    """A detector for RGB images in 0..1 whose height and width are multiples of `stride`.
+    """A detector for images in 0..1, RGB or of other channels, whose height and width are multiples of `stride`.
 
     `description` is plain data from which `network_from_description` builds the same network again. The state dict has
     the names of the public checkpoints: model.<layer>.<member>...
@@ -49,12 +49,23 @@ class Network(nn.Module):
         return self.model[-1]
 
     @property
+    def channels(self) -> int:
+        """Of the images it takes."""
+        return self.description.get("channels", 3)
+
+    @property
+    def value_range(self) -> tuple[float, float] | None:
+        """What became 0 and 255 in files of more than 8 bits, of the images it was trained with."""
+        limits = self.description.get("range")
+        return None if limits is None else tuple(limits)
+
+    @property
     def stride(self) -> int:
         """Sides of an input are multiples of it, in pixels."""
         return max(32, *self.head.strides)
 
     def forward(self, images: Tensor) -> Predictions:
-        """(B, 3, H, W) images to raw predictions."""
+        """(B, channels, H, W) images to raw predictions."""
         maps: dict[int, Any] = {-1: images}
         for index, (layer, (sources, many)) in enumerate(zip(self.model, self._plan, strict=True)):
             if self.training and index in self._rerun:
@@ -132,7 +143,7 @@ def check_maps(network: Network) -> None:
     """Run a small image through the layers. ConfigError names the one where maps do not meet, and the first odd one."""
     place = network.description.get("name", "model description")
     side = 2 * network.stride
-    maps: dict[int, Any] = {-1: torch.zeros(1, 3, side, side)}
+    maps: dict[int, Any] = {-1: torch.zeros(1, network.channels, side, side)}
     odd = ""  # the first layer whose map has not the size that its stride says
     rows = [*network.description["backbone"], *network.description["head"]]
     was_training = network.training

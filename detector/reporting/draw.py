@@ -53,7 +53,7 @@ def draw_boxes(
     scores: ArrayLike | None = None,
     long_side: int | None = None,
 ) -> NDArray[np.uint8]:
-    """A copy of the image with (N, 4) boxes in its pixels, labelled with the class's name and score.
+    """A copy of the image, of any channels, with (N, 4) boxes in its pixels, labelled with the class's name and score.
 
     The picture's long side is `long_side` pixels; if it is not given, small images are enlarged by a whole number so
     that text can be read on them, and others keep their size. A label for which there is no room beside the labels
@@ -62,7 +62,7 @@ def draw_boxes(
     boxes = np.asarray(boxes_xyxy, dtype=np.float64).reshape(-1, 4)
     labels = np.asarray(classes, dtype=np.int64).reshape(-1)
     confidences = None if scores is None else np.asarray(scores, dtype=np.float64).reshape(-1)
-    picture = _resized(image, _factor(image, long_side))
+    picture = _resized(in_colours(image), _factor(image, long_side))
     scale = np.array((picture.shape[1] / image.shape[1], picture.shape[0] / image.shape[0]) * 2)
     canvas = Image.fromarray(picture)
     pen = ImageDraw.Draw(canvas)
@@ -87,6 +87,12 @@ def draw_boxes(
         middle = ((place[0] + place[2]) / 2, (place[1] + place[3]) / 2)
         pen.text(middle, text, fill=_contrast(colour), font=text_font, anchor="mm")
     return np.asarray(canvas).copy()
+
+
+def in_colours(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """(H, W, 3) of an image of C channels: one as grey, and of more than three the first three; of two the first."""
+    channels = image.shape[2]
+    return image[:, :, :3] if channels >= 3 else np.repeat(image[:, :, :1], 3, axis=2)
 
 
 def titled(image: NDArray[np.uint8], title: str) -> NDArray[np.uint8]:
