@@ -47,6 +47,7 @@ def lines_of_model(name: str) -> list[str]:
         f"model     {title(description)}",
         f"sizes     {found.parameters:,} parameters at {head.nc} classes, {found.fused_parameters:,} in use; "
         f"{len(network.state_dict())} tensors",
+        *([f"input     {network.channels} channels"] if network.channels != 3 else []),
         f"head      {heads}; strides {', '.join(map(str, head.strides))}; losses {', '.join(head.terms)}",
         f"GFLOPs    {found.files:.1f} as model files count, {found.tables:.1f} as tables, {found.trainers:.1f} as "
         f"trainers; one image at {IMGSZ} x {IMGSZ}",
@@ -66,10 +67,12 @@ def lines_of(path: Path, saved: dict[str, Any]) -> dict[str, object]:
     numbers = sum(value.numel() for value in saved["ema"].values() if value.is_floating_point())
     metrics = {key: value for key, value in saved["metrics"].items() if key not in ("epoch", "step")}
     scale = f" (scale {description['scale']})" if description.get("scale") else ""
+    limits = f", values {' to '.join(f'{one:g}' for one in description['range'])}" if description.get("range") else ""
     lines: dict[str, object] = {
         "file": path,
         "model": f"{description['name']}{scale}, {len(saved['ema'])} tensors, {numbers:,} numbers, "
         f"trained at imgsz {saved['imgsz']}",
+        "input": f"{description.get('channels', 3)} channels{limits}",
         "classes": shown,
         "epoch": epochs(saved),
         "metrics": "  ".join(f"{key} {value:.4g}" for key, value in metrics.items()),

@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,16 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"{path}: does not say where its data set is; name one: detector val {path} my_data.yaml")
     data = settings.data or Path(trained["data"])
     renamed = settings.names or (trained["names"] if settings.data is None else None)
+    description = load_description(data).named(renamed)
+    if description.channels != network.channels:
+        raise ConfigError(
+            f"data={data}: has `channels: {description.channels}`, and {path} is a network for {network.channels}; "
+            "change it in data.yaml, or take other weights"
+        )
+    if description.value_range is None:
+        description = replace(description, value_range=network.value_range)
     reading = Reading(settings.bad_boxes, settings.max_missing_labels, False, settings.cache_dir)
-    index = build_index(load_description(data).named(renamed), settings.split, reading, reading_bar(settings.split))
+    index = build_index(description, settings.split, reading, reading_bar(settings.split))
     index = in_order_of(index, names, path, data)
     for warning in index.warnings:
         print(f"warning: {settings.split}: {warning}")

@@ -29,7 +29,7 @@ from detector.fitting.fit import CUDA_CONTEXT
 from detector.fitting.search import MODES, SPARE, Trial, cuts, modes_on, size
 from detector.loss.criterion import DetectionLoss
 from detector.model.checkpoint import chosen_description
-from detector.model.description import title
+from detector.model.description import for_images, title
 from detector.model.head import Predictions
 from detector.model.network import Network
 from detector.precision import DTYPES, choose_precision
@@ -125,17 +125,20 @@ class Counts(NamedTuple):
     backward: int  # at the peak of the backward pass
 
 
-def count_network(settings: Settings, classes: int, batch: int, precision: str) -> tuple[Counts, Predictions, Network]:
+def count_network(
+    settings: Settings, classes: int, batch: int, precision: str, channels: int = 3
+) -> tuple[Counts, Predictions, Network]:
     """What the settings' network has alive in a forward and a backward pass; its outputs and itself, fake."""
     norm = "batch" if settings.norm == "sync" else settings.norm  # which a CPU has not, and which keeps the same
     alone = settings.model_copy(update={"bn": norm, "freeze_bn": False})
     keeping = away if settings.offload else nullcontext
     with FakeTensorMode(allow_non_fake_inputs=True):
-        network = Network({**chosen_description(settings.model, settings.weights), "nc": classes})
+        chosen = for_images(chosen_description(settings.model, settings.weights), channels)
+        network = Network({**chosen, "nc": classes})
         equip(network, alone, torch.device("cpu"))
         set_modes(network, norm == "frozen")
         with Alive() as alive:
-            shape = batch, settings.imgsz, settings.imgsz, 3
+            shape = batch, settings.imgsz, settings.imgsz, channels
             with torch.autocast("cpu", dtype=DTYPES[precision], enabled=precision != "fp32"), keeping():
                 found = network(torch.empty(shape).permute(0, 3, 1, 2))
             kept, forward = alive.now, alive.peak
@@ -201,6 +204,7 @@ class Estimate:
     classes: int
     images: int
     sample: Sample
+    channels: int = 3
 
     def modes(self) -> list[str]:
         return modes_on(self.kind)
@@ -216,11 +220,11 @@ class Estimate:
 
     def peak(self, settings: Settings, cut: Cut) -> int:
         """Bytes at the peak of a step, allowances included."""
-        counts, outputs, network = count_network(settings, self.classes, cut.batch, self.precision)
+        counts, outputs, network = count_network(settings, self.classes, cut.batch, self.precision, self.channels)
         loss = count_loss(network, outputs, self.sample) * cut.batch
         there = standing(network, chosen_optimizer(settings, cut, self.images, self.classes).optimizer)
         passing = max(counts.forward, counts.kept + loss, counts.backward, UPDATE * there.weights)
-        pixels = cut.batch * 3 * settings.imgsz**2  # as uint8
+        pixels = cut.batch * self.channels * settings.imgsz**2  # as uint8
         return self.allowance() + there.total + pixels + int(passing * (1 + (ROUNDING if self.kind == "cuda" else 0)))
 
     def allowance(self) -> int:
@@ -258,7 +262,15 @@ def estimate_bench(settings: Settings, memory: int | None, say: Say) -> Estimate
     each = free_memory(torch.device("cpu")) if memory is None else memory
     each = each - CUDA_CONTEXT if kind == "cuda" else each // devices
     return Estimate(
-        settings, kind, precision, each, devices, len(training.names), len(training), heaviest(training, settings)
+        settings,
+        kind,
+        precision,
+        each,
+        devices,
+        len(training.names),
+        len(training),
+        heaviest(training, settings),
+        training.channels,
     )
 
 

@@ -126,7 +126,7 @@ def micro_batches(job: Job) -> int:
 def prepared(job: Job, device: torch.device) -> tuple[TrainState, Callable[[], bool]]:
     """The state of a run, and a function that takes a step and says whether it was applied."""
     settings, names = job.settings, job.training.names
-    network = prepared_network(settings, names, device, None)
+    network = prepared_network(settings, names, device, None, images=job.training)
     set_modes(network, settings.norm == "frozen")
     choice = chosen_optimizer(settings, Cut(settings.batch, job.accumulate), len(job.training), len(names))
     optimizer = build_optimizer(network, choice, settings.weight_decay, class_parameters(network))

@@ -22,7 +22,7 @@ from detector.device import choose_device
 from detector.errors import CheckpointError, ConfigError
 from detector.loss.criterion import DetectionLoss, branch_shares
 from detector.model.checkpoint import DEFAULT, chosen_description, started
-from detector.model.description import title
+from detector.model.description import for_images, title
 from detector.model.freezing import freeze
 from detector.model.network import Network, check_side, network_from_description, new_network
 from detector.model.norm import set_norms
@@ -57,7 +57,9 @@ def build(settings: Settings, resume: Resume | None, say: Say) -> Run:
     model = DEFAULT if settings.model == "auto" and settings.weights is None else settings.model
     settings = settings.model_copy(update={**choice._asdict(), "model": model})
 
-    network = prepared_network(settings, names, device, say, resume.saved["description"] if resume else None)
+    saved = resume.saved["description"] if resume else None
+    network = prepared_network(settings, names, device, say, saved, training)
+    check_images(network, training)
     optimizer = build_optimizer(network, choice, weight_decay(settings, cut), class_parameters(network))
     precision = precision_of(settings, device, resume)
     legs = (Leg(0, settings.epochs, curve_of(settings)),)
@@ -137,16 +139,19 @@ def prepared_network(
     device: torch.device,
     say: Say | None,
     description: dict[str, Any] | None = None,
+    images: Index | None = None,
 ) -> Network:
     """A network as the settings want it, on the device; `say` is told of weights to start from, None: there are none.
 
-    description: of the network of a run that goes on, for its own weights. Everything but images, optimizer and
-    averages: what `tune` measures is this network, too.
+    description: of the network of a run that goes on, for its own weights. images: those that a new network is for;
+    None: as its model says. Everything but images, optimizer and averages: what `tune` measures is this network, too.
     """
     if description is not None:
         network = network_from_description(description, settings.seed)
     else:
         chosen = chosen_description(settings.model, settings.weights)
+        if images is not None:
+            chosen = for_images(chosen, images.channels, images.value_range)
         if settings.weights and say:
             network, note = started(chosen, settings.weights, names, settings.seed)
             say(note)
@@ -159,6 +164,16 @@ def prepared_network(
     if device.type != "mps":  # measured to help on CPUs and on GPUs with tensor cores
         network = network.to(memory_format=torch.channels_last)
     return network
+
+
+def check_images(network: Network, images: Index) -> None:
+    """Raise CheckpointError where a run that goes on was trained with images of other channels or values."""
+    now, then = (images.channels, images.value_range), (network.channels, network.value_range)
+    if now != then:
+        raise CheckpointError(
+            f"the data set has channels {now[0]} and range {now[1]}, and the run was trained with {then[0]} and "
+            f"{then[1]}; put them back into data.yaml, or start a new run"
+        )
 
 
 def check_metric(metric: str, network: Network) -> None:
@@ -285,7 +300,9 @@ def introduce(run: Run) -> None:
     devices = f"{world} {'device' if world == 1 else 'devices'}{'' if planned else ' at most'}"
     decay = f"{settings.weight_decay:g} x {cut.window}/{settings.nbs} = {weight_decay(settings, cut):g}"
     say(f"model     {title(state.network.description)}, {parameters:,} parameters, {len(run.names)} classes")
-    say(f"data      {images:,} images with {boxes:,} boxes, {len(run.validation):,} for validation; {settings.data}")
+    channels = f" of {state.network.channels} channels" if state.network.channels != 3 else ""
+    data = f"{images:,} images{channels} with {boxes:,} boxes, {len(run.validation):,} for validation"
+    say(f"data      {data}; {settings.data}")
     say(f"device    {run.device}, {state.precision.name}, imgsz {settings.imgsz}, {run.workers} loader processes")
     say(
         f"window    {cut.window} images a step = {state.batch} a micro-batch x {accumulate} accumulated x "
