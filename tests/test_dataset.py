@@ -15,7 +15,7 @@ from detector.data.batch import Batch, Sample, blank_batch, collate, recut_batch
 from detector.data.cache import ImageCache
 from detector.data.dataset import TrainingSet, ValidationSet
 from detector.data.description import load_description
-from detector.data.image import read_rgb
+from detector.data.image import read_image
 from detector.data.index import Index
 from detector.data.loader import TrainingLoader, validation_batches
 from detector.data.reading import build_index
@@ -89,7 +89,8 @@ def test_cache_changes_nothing(index, other):
 
 def test_cache_decodes_an_image_once_and_protects_it(index, monkeypatch):
     decoded = []
-    monkeypatch.setattr("detector.data.cache.read_rgb", lambda *file: decoded.append(file) or read_rgb(*file))
+    whole = Index.image
+    monkeypatch.setattr(Index, "image", lambda self, i: decoded.append(i) or whole(self, i))
     cache = ImageCache(index, IMGSZ, True)
     first = cache[2].copy()
     assert np.array_equal(cache[2], first)
@@ -125,7 +126,7 @@ def test_image_that_changed_since_it_was_indexed_is_named(index):
         (training_set(index, bad_images="error"), (4, 1)),
         (ValidationSet(index, IMGSZ, bad_images="error"), 1),
     ):
-        with pytest.raises(DataError, match="decodes to 20 x 10 pixels but its header says 80 x 48"):
+        with pytest.raises(DataError, match="is 20 x 10 pixels, and was 80 x 48 when the data set was read"):
             dataset[position]
     assert not training_set(index)[4, 1].good
     assert ValidationSet(index, IMGSZ)[1] is None
@@ -135,7 +136,7 @@ def test_last_epochs_show_one_whole_image(index):
     still = Augmentation(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1.0, 1.0, 1.0)
     dataset = training_set(index, augmentation=still)
     for i in range(len(index)):
-        image = cv2.resize(read_rgb(index.path(i)), (64, 38) if i % 3 else (43, 64), interpolation=cv2.INTER_AREA)
+        image = cv2.resize(read_image(index.path(i)), (64, 38) if i % 3 else (43, 64), interpolation=cv2.INTER_AREA)
         sample = dataset[3, i]
         expected = np.full((IMGSZ, IMGSZ, 3), 114, dtype=np.uint8)
         top, left = (IMGSZ - image.shape[0]) // 2, (IMGSZ - image.shape[1]) // 2

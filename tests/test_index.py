@@ -14,7 +14,7 @@ from PIL import Image
 
 from detector.data.description import load_description
 from detector.data.formats.yolo import label_path, parse_labels
-from detector.data.image import DamagedImageError, letterbox, letterbox_geometry, read_rgb
+from detector.data.image import DamagedImageError, letterbox, letterbox_geometry, read_image
 from detector.data.reading import build_index
 from detector.errors import DataError
 
@@ -244,7 +244,7 @@ def test_unreadable_images_are_counted_and_left_out(tmp_path):
     assert len(index) == 2
     assert len(index.warnings) == 1
     assert index.warnings[0].startswith("2 unreadable images were left out")
-    assert "empty.jpg: is empty" in index.warnings[0]
+    assert "empty.jpg: cannot be read (the file is empty)" in index.warnings[0]
     path.write_text("train: list.txt\nval: images/val\n" + NAMES)
     (tmp_path / "list.txt").write_text("images/train/0.png\nimages/train/gone.png\n")
     assert "gone.png: does not exist" in build_index(load_description(path), "train").warnings[0]
@@ -306,7 +306,7 @@ def test_sizes_of_headers_are_those_of_decoded_images(tmp_path, suffix, orientat
     write_image(image, 30, 16, orientation)
     index = build_index(load_description(path), "train")
     assert index.path(2) == image
-    assert (index.heights[2], index.widths[2]) == read_rgb(image).shape[:2]
+    assert (index.heights[2], index.widths[2]) == read_image(image).shape[:2]
 
 
 def test_packed_arrays_equal_a_slow_parse(tmp_path):
@@ -339,7 +339,7 @@ def test_packed_arrays_equal_a_slow_parse(tmp_path):
 
 def test_image_that_is_not_there_is_named_and_not_called_damaged(tmp_path):
     with pytest.raises(DataError, match=r"a\.png: cannot be read") as error:
-        read_rgb(tmp_path / "a.png")
+        read_image(tmp_path / "a.png")
     assert not isinstance(error.value, DamagedImageError)
 
 
@@ -366,24 +366,24 @@ def test_image_that_is_cut_short_is_damaged(tmp_path, form, filled):
     """Wherever it is cut, and where its length is right but zeros follow, which a copy that broke off leaves behind."""
     content, path = encoded(form), tmp_path / "a.img"
     path.write_bytes(content)
-    assert read_rgb(path).shape == (72, 96, 3)
+    assert read_image(path).shape == (72, 96, 3)
     if filled and form in ("bmp", "tiff", "webp"):
         pytest.skip("zeros are as good as other pixels to this format")
     last = len(content) - (20 if filled else 2)  # zeros in place of a PNG's end alone leave all its pixels
     for cut in np.linspace(0, last, 40).astype(int).tolist():
         path.write_bytes(content[:cut] + bytes(len(content) - cut if filled else 0))
         with pytest.raises(DamagedImageError, match=r"a\.img: cannot be decoded \(.+\); replace it"):
-            read_rgb(path)
+            read_image(path)
 
 
 def test_an_image_is_whole_whatever_follows_it(tmp_path):
     content, path = encoded("jpeg"), tmp_path / "a.jpg"
     path.write_bytes(content)
-    expected = read_rgb(path)
+    expected = read_image(path)
     two = encoded("MPO")  # two pictures, of which the first is decoded
     for whole in (content + b"junk", content + bytes(100), two, two[: len(two) * 3 // 4]):
         path.write_bytes(whole)
-        assert np.array_equal(read_rgb(path), expected)
+        assert np.array_equal(read_image(path), expected)
 
 
 @pytest.mark.parametrize("place", ["imdecode", "inside a decoder"])
@@ -403,12 +403,12 @@ def test_want_of_memory_is_no_damage(tmp_path, monkeypatch, place):
     monkeypatch.setattr(cv2, "imdecode", fails)
     monkeypatch.setattr(Image, "open", fails_too)
     with pytest.raises(MemoryError):
-        read_rgb(path)
+        read_image(path)
 
 
 def test_images_are_read_as_rgb(tmp_path):
     write_image(tmp_path / "ü.png")
-    assert read_rgb(tmp_path / "ü.png")[0, 0].tolist() == [200, 10, 30]
+    assert read_image(tmp_path / "ü.png")[0, 0].tolist() == [200, 10, 30]
 
 
 @settings(max_examples=100, deadline=None)

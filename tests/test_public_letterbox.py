@@ -10,7 +10,7 @@ from scenes import write_dataset
 
 from detector.data.dataset import ValidationSet
 from detector.data.description import load_description
-from detector.data.image import read_rgb
+from detector.data.image import read_image
 from detector.data.loader import validation_batches
 from detector.data.public_letterbox import batch_shapes, public_letterbox, resized
 from detector.data.reading import build_index
@@ -74,7 +74,7 @@ def test_a_validation_set_takes_the_public_shapes(tmp_path):
     assert [images.shape(i) for i in range(7)] == expected
     for i in range(7):
         array, placed, _ = images[i]
-        theirs, theirs_placed = public_letterbox(read_rgb(index.path(i)), 96, expected[i])
+        theirs, theirs_placed = public_letterbox(read_image(index.path(i)), 96, expected[i])
         assert np.array_equal(array, theirs)
         assert placed == theirs_placed
     seen = [i for _, _, indices in validation_batches(images, 3, 0) for i in indices]
