@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from test_formats import picture, random_set, split, yolo_set
 
-from detector.data import reading, scan
+from detector.data import reading
 from detector.data.index import Index
 from detector.data.writing import write_dataset
 from detector.errors import DataError
@@ -53,8 +53,10 @@ def kept(monkeypatch):
 def spied(monkeypatch) -> list[str]:
     """The images whose headers are read from now on."""
     read = []
-    real = scan.read_header
-    monkeypatch.setattr(scan, "read_header", lambda path: read.append(os.path.basename(path)) or real(path))
+    real = reading.read_header
+    monkeypatch.setattr(
+        reading, "read_header", lambda path, **kind: read.append(os.path.basename(path)) or real(path, **kind)
+    )
     return read
 
 

@@ -22,6 +22,7 @@ from detector.data.description import load_description
 from detector.data.header import MOST_BYTES, read_header
 from detector.data.image import DamagedImageError, decode, letterbox, read_image
 from detector.data.reading import build_index
+from detector.data.writing import write_dataset as write_converted
 from detector.errors import DataError
 from detector.files import images_among
 from detector.inference.sources import find_images
@@ -421,6 +422,14 @@ def test_a_range_that_is_none_is_named(tmp_path, limits):
     (tmp_path / "data.yaml").write_text(yaml.safe_dump({"train": "a", "val": "a", "names": ["a"], "range": limits}))
     with pytest.raises(DataError, match=r"data\.yaml: range is .+, expected \[low, high\]"):
         load_description(tmp_path / "data.yaml")
+
+
+def test_a_converted_data_set_keeps_channels_and_range(tmp_path):
+    index = build_index(load_description(write_as(tmp_path / "a", 2, range=[0, 4095])), "val")
+    write_converted({"train": index, "val": index}, tmp_path / "b", "coco")
+    again = load_description(tmp_path / "b" / "data.yaml")
+    assert (again.channels, again.value_range) == (2, (0, 4095))
+    assert np.array_equal(build_index(again, "val").image(0), index.image(0))
 
 
 # --- networks

@@ -52,6 +52,8 @@ def write_dataset(splits: dict[str, Index], folder: Path, form: Format, link: bo
         **{split: ENTRIES[form].format(split=split) for split in splits},
         "format": form,
         "names": dict(enumerate(first.names)),
+        **({} if first.channels == 3 else {"channels": first.channels}),
+        **({} if first.value_range is None else {"range": list(first.value_range)}),
     }
     text = yaml.safe_dump(description, sort_keys=False, allow_unicode=True)
     (folder / "data.yaml").write_text(text, encoding="utf-8")
