@@ -10,16 +10,14 @@ from typing import NamedTuple
 
 import cv2
 import numpy as np
-from PIL import Image
 
-from detector.data.image import read_rgb
+from detector.data.header import header_of
 from detector.data.index import Index
 from detector.data.scan import Progress
 from detector.errors import DataError
 
 SIDE = 16  # of the grid that an image is compared by: SIDE x SIDE bits
 BITS = SIDE * SIDE
-ORIENTATION = 274  # the EXIF tag
 CHUNK = 16  # images that a thread takes at once
 THREADS = 8  # each holds one decoded image
 
@@ -74,12 +72,12 @@ def _look(index: Index, i: int) -> _Seen:
         return _Seen(damage=str(error).removeprefix(f"{index.place(i)}: "))
     except MemoryError:
         return _Seen(damage="there is not enough memory to decode it")
-    return _Seen(digest, bits, _orientation(content))
+    return _Seen(digest, bits, header_of(io.BytesIO(content)).orientation)
 
 
 def decoded(index: Index, i: int) -> np.ndarray:
     """(H, W, C) uint8 of image i, as training has it. DataError where it cannot be had."""
-    return read_rgb(index.path(i), index.size(i))
+    return index.image(i)
 
 
 def difference_hash(image: np.ndarray) -> np.ndarray:
@@ -90,14 +88,3 @@ def difference_hash(image: np.ndarray) -> np.ndarray:
     grid = cv2.resize(image, (SIDE + 1, SIDE), interpolation=cv2.INTER_AREA).astype(np.int32)
     grid = grid.reshape(SIDE, SIDE + 1, -1).sum(axis=2)
     return (grid[:, 1:] > grid[:, :-1]).reshape(-1)
-
-
-def _orientation(content: bytes) -> int:
-    try:
-        with Image.open(io.BytesIO(content)) as image:
-            if image.format == "PNG" and "exif" not in image.info:  # else it would be decoded in search of EXIF
-                return 1
-            found = image.getexif().get(ORIENTATION, 1)
-    except Exception:  # damaged EXIF is ignored by decoders, too
-        return 1
-    return found if found in range(1, 9) else 1

@@ -53,7 +53,6 @@ def build_index(
     folder for temporary ones.
     """
     index = read_split(description, split, reading, progress).index
-    index = replace(index, channels=description.channels, value_range=description.value_range)
     if split != "test":
         check_labelled(index, description, split, reading.max_missing_labels)
     index = judged(index, reading.bad_boxes)
@@ -78,7 +77,8 @@ def read_split(description: DataDescription, split: str, reading: Reading, progr
     if not len(scan.index):
         first = of_kind(scan.index.findings, "unreadable image")[0]
         raise DataError(f"{description.path}: {split}: none of its images can be read (first: {first})")
-    return scan
+    images = {"channels": description.channels, "value_range": description.value_range}
+    return replace(scan, index=replace(scan.index, **images))
 
 
 def judged(index: Index, bad_boxes: BadBoxes) -> Index:
