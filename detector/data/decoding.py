@@ -7,7 +7,6 @@ does not count.
 """
 
 import io
-import warnings
 from functools import lru_cache
 
 import cv2
@@ -229,10 +228,8 @@ def complaint(content: bytes) -> str:
     OpenCV tells a failed allocation inside a decoder as it tells damage. Pillow does not: it raises MemoryError.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(content)) as image:
-                image.load()
+        with Image.open(io.BytesIO(content)) as image:
+            image.load()
     except MemoryError:
         raise
     except UnidentifiedImageError:
