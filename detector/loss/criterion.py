@@ -70,12 +70,16 @@ class DetectionLoss:
 
     Adding up sums and weights over micro-batches gives exactly those of the joined batch, because images are assigned
     one by one and nothing here is a mean. Always computed in at least fp32, outside autocast.
+
+    class_weights (C,): factors on the class term of each class, constants of the run. The target weight is without
+    them: it also divides box and dfl, and what a class weighs shall not depend on the company that it has in a window.
     """
 
-    def __init__(self, head: Head):
+    def __init__(self, head: Head, class_weights: Tensor | None = None):
         self.terms = head.terms
         self.reg_max = head.reg_max
         self.strides = head.strides
+        self.class_weights = class_weights
 
     def __call__(self, predictions: RawOutput, targets: Targets) -> tuple[BranchLoss, ...]:
         """One BranchLoss per branch of the network, in the order of the network's `branches()`."""
@@ -104,7 +108,7 @@ class DetectionLoss:
         target_ltrb, ltrb = xyxy_to_ltrb(target_xyxy, at), ltrb_of(picked)
         sums = {
             "box": box_sum(ltrb_to_xyxy(ltrb, at), target_xyxy, given.score),
-            "cls": class_sum(logits, goal),
+            "cls": class_sum(logits, goal, None if self.class_weights is None else self.class_weights.to(logits)),
         }
         if self.reg_max > 1:
             sums["dfl"] = dfl_sum(picked, target_ltrb, given.score)

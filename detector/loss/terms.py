@@ -7,9 +7,13 @@ from torch import Tensor
 from detector.boxes import ciou
 
 
-def class_sum(logits: Tensor, targets: Tensor) -> Tensor:
-    """Binary cross-entropy with logits against soft targets of the same shape, summed. Scalar."""
-    return F.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
+def class_sum(logits: Tensor, targets: Tensor, class_weights: Tensor | None = None) -> Tensor:
+    """Binary cross-entropy with logits against soft targets of the same shape (B, C, A), summed. Scalar.
+
+    class_weights (C,): factors on all that is of a class, its background too; None: all are 1.
+    """
+    weight = None if class_weights is None else class_weights[:, None]
+    return F.binary_cross_entropy_with_logits(logits, targets, weight, reduction="sum")
 
 
 def box_sum(predicted_xyxy: Tensor, target_xyxy: Tensor, weight: Tensor) -> Tensor:
