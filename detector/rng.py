@@ -18,6 +18,8 @@ class Purpose(IntEnum):
     SAMPLE = 2  # everything random about one training sample
     WEIGHTS = 3  # a network's initial weights
     SCENE = 4  # a drawn scene of a synthetic data set
+    FRACTION = 5  # the part of its images that a run trains on
+    DRAW = 6  # the images of an epoch where some come more often than others
 
 
 def generator(seed: int, purpose: Purpose, *position: int) -> np.random.Generator:
