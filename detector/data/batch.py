@@ -16,7 +16,7 @@ class Sample(NamedTuple):
     image: np.ndarray  # (H, W, 3) uint8 RGB
     boxes_xyxy: np.ndarray  # (N, 4) float32 pixels of the network input
     classes: np.ndarray  # (N,) int64
-    index: int  # of the image in the data set
+    index: int  # its slot in the epoch
     good: bool = True  # False: the image is damaged, the sample is grey without boxes and counts for nothing
 
 
@@ -30,8 +30,8 @@ class Batch(NamedTuple):
     boxes_xyxy: Tensor  # (N, 4) float32 pixels of the network input
     classes: Tensor  # (N,) int64
     image_index: Tensor  # (N,) int64, which of the B images a box belongs to, ascending
-    samples: Tensor  # (B,) int64, index of each image in the data set; empty in a blank batch
-    bad: Tensor  # (K,) int64, indices of the images that should have been in it but are damaged
+    samples: Tensor  # (B,) int64, the slot of each image in its epoch; empty in a blank batch
+    bad: Tensor  # (K,) int64, slots of the images that should have been in it but are damaged
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> "Batch":
         """The batch on a device; only from pinned memory does `non_blocking` overlap with anything."""

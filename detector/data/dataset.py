@@ -20,6 +20,7 @@ from detector.data.image import (
 from detector.data.index import Index
 from detector.data.mosaic import mosaic, mosaic_centre
 from detector.data.public_letterbox import batch_shapes, public_letterbox
+from detector.data.sampling import Sampling
 from detector.errors import DataError
 from detector.rng import Purpose, generator
 
@@ -31,8 +32,10 @@ BadImages = Literal["skip", "error"]  # what becomes of damaged images: they cou
 class TrainingSet:
     """Augmented images of imgsz x imgsz.
 
-    What `training_set[(epoch, i)]` looks like depends on (seed, epoch, i) alone. In the last `close_mosaic` of `epochs`
-    epochs there is no mosaic, mixup and cutmix: training ends on images that look like those of validation.
+    What `training_set[(epoch, slot)]` looks like depends on (seed, epoch, slot) alone. The slots of an epoch hold the
+    images that `sampling` draws: each image its own slot, unless some are to come more often. In the last
+    `close_mosaic` of `epochs` epochs there is no mosaic, mixup and cutmix: training ends on images that look like
+    those of validation.
 
     With `bad_images` "skip" the sample of a damaged image is not good (see `Sample`), and as another's partner in a
     mosaic, mixup or cutmix the image is grey and without boxes; with "error" it raises DamagedImageError.
@@ -48,8 +51,11 @@ class TrainingSet:
         close_mosaic: int,
         cache: bool | Literal["auto"] = "auto",
         bad_images: BadImages = "skip",
+        sampling: Sampling | None = None,
     ) -> None:
         self.index, self.imgsz, self.seed, self.bad_images = index, imgsz, seed, bad_images
+        self.sampling = sampling or Sampling(np.ones(len(index)), seed)
+        self.drawn = self.sampling.drawn  # epoch -> (n,) the image in each slot
         self.first_plain_epoch = epochs - close_mosaic
         self.augmentation = augmentation
         self.plain = replace(augmentation, mosaic=0.0, mixup=0.0, cutmix=0.0)
@@ -60,34 +66,35 @@ class TrainingSet:
         return len(self.index)
 
     def __getitem__(self, position: tuple[int, int]) -> Sample:
-        """The sample (epoch, i): mosaic, perspective, mixup, cutmix, HSV and flips, in this order."""
-        epoch, i = position
+        """The sample (epoch, slot): mosaic, perspective, mixup, cutmix, HSV and flips, in this order."""
+        epoch, slot = position
+        drawn = self.drawn(epoch)
         strengths = self.plain if epoch >= self.first_plain_epoch else self.augmentation
-        random = generator(self.seed, Purpose.SAMPLE, epoch, i)
-        own = self._fitted(i)
+        random = generator(self.seed, Purpose.SAMPLE, epoch, slot)
+        own = self._fitted(int(drawn[slot]))
         if own is None:
             grey = _grey(self.imgsz, self.imgsz)
-            return Sample(grey.image, grey.boxes_xyxy.astype(np.float32), grey.classes, i, good=False)
-        example = self._composed(own, strengths, random)
+            return Sample(grey.image, grey.boxes_xyxy.astype(np.float32), grey.classes, slot, good=False)
+        example = self._composed(own, drawn, strengths, random)
         if random.random() < strengths.mixup:
-            example = mixup(example, self._composed(self._partner(random), strengths, random), random)
+            example = mixup(example, self._composed(self._partner(drawn, random), drawn, strengths, random), random)
         if random.random() < strengths.cutmix:
-            example = cutmix(example, self._composed(self._partner(random), strengths, random), random)
+            example = cutmix(example, self._composed(self._partner(drawn, random), drawn, strengths, random), random)
         example = example._replace(image=random_hsv(example.image, strengths, random))
         example = random_flips(example, strengths, random)
-        return Sample(example.image, example.boxes_xyxy.astype(np.float32), example.classes, i)
+        return Sample(example.image, example.boxes_xyxy.astype(np.float32), example.classes, slot)
 
-    def _composed(self, example: Example, strengths: Augmentation, random: Generator) -> Example:
+    def _composed(self, example: Example, drawn: np.ndarray, strengths: Augmentation, random: Generator) -> Example:
         """An image after mosaic and perspective, imgsz x imgsz."""
         if random.random() < strengths.mosaic:
-            tiles = [example, *(self._partner(random) for _ in range(3))]
+            tiles = [example, *(self._partner(drawn, random) for _ in range(3))]
             example = mosaic(tiles, self.imgsz, mosaic_centre(self.imgsz, random))
         # Without: its long side is imgsz already, and the warp's grey border is the padding of a letterbox.
         return random_perspective(example, self.imgsz, strengths, random)
 
-    def _partner(self, random: Generator) -> Example:
-        """A random image of the set; a damaged one is grey and has no boxes."""
-        i = int(random.integers(len(self.index)))
+    def _partner(self, drawn: np.ndarray, random: Generator) -> Example:
+        """The image of a random slot of the epoch; a damaged one is grey and has no boxes."""
+        i = int(drawn[random.integers(len(drawn))])
         example = self._fitted(i)
         return _grey(*fitted_size(*self.index.size(i), self.imgsz)) if example is None else example
 

@@ -157,7 +157,8 @@ def train_epoch(run: Run) -> None:
             if report.applied:
                 state.learned(report)
             if report.images < window.images:  # on all ranks alike
-                tell_bad(run, "train", [index for batch in held for index in batch.bad.tolist()])
+                slots = [slot for batch in held for slot in batch.bad.tolist()]
+                tell_bad(run, "train", run.training.drawn(window.epoch)[slots].tolist())
             losses = dict(zip(run.terms, report.losses, strict=True))
             bar.update(state.done, losses, rates.lr["weights"], window.accumulate, gpu_memory(run.device))
             with distributed.together(run.device):

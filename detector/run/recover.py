@@ -110,6 +110,7 @@ def not_finite(run: Run, report: StepReport, window: Window, held: Sequence[Batc
 
 def shown(run: Run, window: Window, most: int = 8) -> str:
     """The images of a window, by the names of the first few files."""
-    samples = sorted(sample for device in window.micro_batches for micro in device for sample in micro)
-    names = ", ".join(run.training.index.path(sample).name for sample in samples[:most])
-    return f"{names} and {len(samples) - most} more" if len(samples) > most else names
+    slots = [slot for device in window.micro_batches for micro in device for slot in micro]
+    images = sorted(set(run.training.drawn(window.epoch)[slots].tolist()))
+    names = ", ".join(run.training.index.path(image).name for image in images[:most])
+    return f"{names} and {len(images) - most} more" if len(images) > most else names
