@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -79,8 +79,9 @@ def evaluate_network(
     iou: float = 0.7,
     max_det: int = 300,
     on_batch: Callable[[int], None] | None = None,
+    judged: Collection[int] | None = None,
 ) -> Evaluation:
-    """The evaluation of `network` on a whole data set; the network is not altered.
+    """The evaluation of `network` on a whole data set; the network is not altered. `judged`: see `judge_found`.
 
     `batches` yields uint8 images (B, H, W, 3), their letterboxes and their indices in the set, each image once, damaged
     ones never, in any order. `on_batch` is told the number of images of each finished batch.
@@ -99,12 +100,22 @@ def evaluate_network(
         seconds=seconds,
     ):
         found[index] = detections
-    evaluation = judge_found(ground_truth, found, names)
+    evaluation = judge_found(ground_truth, found, names, judged)
     return replace(evaluation, seconds=seconds | evaluation.seconds)
 
 
-def judge_found(ground_truth: GroundTruth, found: Mapping[int, Detections], names: Sequence[str]) -> Evaluation:
-    """The evaluation of the detections in the images that could be looked at, by their index; nothing in the others."""
+def judge_found(
+    ground_truth: GroundTruth,
+    found: Mapping[int, Detections],
+    names: Sequence[str],
+    judged: Collection[int] | None = None,
+) -> Evaluation:
+    """The evaluation of the detections in the images that could be looked at, by their index; nothing in the others.
+
+    judged: numbers of the classes whose detections count; None: all. The ground truth is to have no others.
+    """
+    if judged is not None:
+        found = {i: one.of_classes(judged) for i, one in found.items()}
     nothing = Detections(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
     images = range(len(ground_truth))
     evaluation = judge(ground_truth, [found.get(i, nothing) for i in images], names)

@@ -6,6 +6,7 @@ speed. Legend: B images, A anchors, N boxes, C classes.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import torch
@@ -29,6 +30,11 @@ class Detections(NamedTuple):
     def above(self, confidence: float) -> Detections:
         """The detections whose score is at least `confidence`, in the same order."""
         keep = self.scores >= confidence
+        return Detections(*(field[keep] for field in self))
+
+    def of_classes(self, classes: Collection[int]) -> Detections:
+        """The detections of these classes, in the same order."""
+        keep = torch.isin(self.classes, self.classes.new_tensor(list(classes)))
         return Detections(*(field[keep] for field in self))
 
 

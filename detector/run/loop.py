@@ -223,7 +223,7 @@ def validate(run: Run, network: Network) -> Evaluation | None:
     stop_if_asked(run)
     everywhere = {index: one for part in distributed.gather(found) for index, one in part.items()}
     tell_bad(run, "val", [i for i in range(len(run.truth)) if i not in everywhere])
-    return judge_found(run.truth, everywhere, run.names) if distributed.is_main() else None
+    return judge_found(run.truth, everywhere, run.names, run.judged) if distributed.is_main() else None
 
 
 def epoch_row(run: Run, evaluation: Evaluation | None) -> dict[str, float]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from detector.config.settings import Settings
+from detector.data.choosing import class_numbers
 from detector.data.dataset import TrainingSet, ValidationSet
 from detector.data.loader import Loaders
 from detector.evaluation.coco import GroundTruth
@@ -62,6 +63,12 @@ class Run:
     def terms(self) -> tuple[str, ...]:
         """The names of the loss terms."""
         return self.state.network.head.terms
+
+    @cached_property
+    def judged(self) -> frozenset[int] | None:
+        """The classes whose detections count in validation; None: all."""
+        classes = None if self.settings.single_cls else self.settings.classes
+        return None if classes is None else class_numbers(classes, self.names)
 
     @cached_property
     def truth(self) -> GroundTruth:
