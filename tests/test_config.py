@@ -222,9 +222,7 @@ def test_a_model_file_that_is_there_is_taken_and_a_checkpoint_is_no_model(tmp_pa
         ("cos-lr=true", "Did you mean 'cos_lr'?"),
         ("Epochs=3", "Did you mean 'epochs'?"),
         ("pretrained=false", "The setting here is 'weights'."),
-        ("fraction=0.5", "list them in a text file"),
         ("rect=true", "are square"),
-        ("single_cls=true", "one class"),
         ("save_dir=x", "set project and name"),
         ("task=detect", "leave it out"),
         ("train=images", "YAML of their own"),
@@ -253,7 +251,7 @@ def test_a_slip_is_near_and_a_likeness_is_not():
     slips = {"epoch": "epochs", "bacth": "batch", "imgzs": "imgsz", "weigth_decay": "weight_decay", "mosiac": "mosaic"}
     for word, meant in slips.items():
         assert did_you_mean(word, known) == f" Did you mean {meant!r}?"
-    for word in ("train", "rect", "half", "time", "dropout", "erasing", "profile", "fraction", "task", "w", ""):
+    for word in ("train", "rect", "half", "time", "dropout", "erasing", "profile", "task", "w", ""):
         assert did_you_mean(word, known) == "", word
 
 

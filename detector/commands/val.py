@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from detector import checkpoint_file
 from detector.classes import differing
 from detector.config import words
 from detector.config.settings import ValSettings, load_settings
+from detector.data.choosing import ITEM, class_numbers, of_classes
 from detector.data.dataset import ValidationSet, damage
 from detector.data.description import load_description
 from detector.data.index import Index
@@ -58,7 +59,11 @@ def run(options: argparse.Namespace) -> int:
         description = replace(description, value_range=network.value_range)
     reading = Reading(settings.bad_boxes, settings.max_missing_labels, False, settings.cache_dir)
     index = build_index(description, settings.split, reading, reading_bar(settings.split))
-    index = in_order_of(index, names, path, data)
+    classes = trained.get("classes") if settings.classes is None else settings.classes
+    if names == (ITEM,):
+        index, judged = of_classes(index, classes, single=True), None
+    else:
+        index, judged = judged_of(in_order_of(index, names, path, data), classes)
     for warning in index.warnings:
         print(f"warning: {settings.split}: {warning}")
     images = ValidationSet(
@@ -82,6 +87,7 @@ def run(options: argparse.Namespace) -> int:
         conf=settings.conf,
         iou=settings.iou,
         max_det=settings.max_det,
+        judged=judged,
     )
     for i in evaluation.missing:
         print(f"warning: {settings.split}: {damage(index, i)}; nothing is found in it")
@@ -115,6 +121,15 @@ def coco_results(detections: Sequence[Detections], index: Index) -> list[dict[st
             category = index.category_ids[label] if index.category_ids else label
             rows.append({"image_id": image, "category_id": category, "bbox": bbox, "score": round(score, 5)})
     return rows
+
+
+def judged_of(index: Index, classes: Sequence[int | str] | None) -> tuple[Index, Collection[int] | None]:
+    """The index with the boxes of some classes alone, and their numbers; all, and None, where none are said."""
+    if classes is None:
+        return index, None
+    judged = class_numbers(classes, index.names)
+    print(f"classes   {', '.join(index.names[number] for number in sorted(judged))} alone")
+    return of_classes(index, classes, single=False), judged
 
 
 def in_order_of(index: Index, names: tuple[str, ...], path: Path, data: Path) -> Index:

@@ -37,6 +37,32 @@ Nms = Annotated[
     Words(),
     Field(description="of a model with two heads, whether the one that needs suppression is used; auto: true"),
 ]
+Sampling = Annotated[
+    Literal["uniform", "balanced"] | Fraction,
+    Words(),
+    Field(description="images with rare classes more often: by this power of rarity; balanced: 0.5"),
+]
+
+
+def listed(value: Any) -> Any:
+    """One class alone is as good as a list of one, and '0,2' as good as [0, 2]."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",")]
+    return [value] if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def some(value: list[int | str]) -> list[int | str]:
+    if not value:
+        raise ValueError("name at least one class, or leave it out for all")
+    return value
+
+
+Classes = Annotated[
+    list[Whole | Text],
+    BeforeValidator(listed),
+    AfterValidator(some),
+    Field(description="names or numbers of the classes whose boxes are learned and judged; left out: all"),
+]
 STRIDE = 32  # image sides are multiples of it, whatever the network
 
 

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from detector.config.kinds import (
     AtLeastOne,
+    Classes,
     Count,
     FilePath,
     Fraction,
@@ -20,6 +21,7 @@ from detector.config.kinds import (
     Nms,
     NotNegative,
     Positive,
+    Sampling,
     Side,
     Text,
     Whole,
@@ -112,7 +114,11 @@ class NamesKey(Group):
         return value
 
 
-class DataKeys(NamesKey):
+class ClassKeys(NamesKey):
+    classes: Classes | None = None
+
+
+class DataKeys(ClassKeys):
     data: Annotated[FilePath | None, Field(description="the data set's YAML")] = None
     imgsz: Annotated[Side, Field(description="side of the network's input, a multiple of 32")] = 640
     batch: Annotated[
@@ -141,6 +147,9 @@ class DataKeys(NamesKey):
     bad_boxes: BadBoxes = "clip"
     max_missing_labels: MissingLabels = 0.5
     cache_dir: CacheFolder = None
+    fraction: Annotated[float, Field(gt=0, le=1, description="part of the training images, drawn by the seed")] = 1.0
+    single_cls: Annotated[bool, Field(description="all boxes are of one class, 'item'")] = False
+    sampling: Sampling = "uniform"
 
     @field_validator("batch", mode="before")
     @classmethod
@@ -211,6 +220,7 @@ class LossKeys(Group):
     dfl: Annotated[
         NotNegative, Field(description="of the distribution focal loss; in v26 of the distances' L1 loss")
     ] = 1.5
+    cls_pw: Annotated[Fraction, Field(description="classes weigh by boxes^-cls_pw, mean 1; 0: alike")] = 0.0
 
 
 class AugmentKeys(Group):
@@ -327,7 +337,7 @@ class UseKeys(DeviceKeys, FolderKeys):
     nms: Nms = "auto"
 
 
-class ValSettings(NamesKey, UseKeys):
+class ValSettings(ClassKeys, UseKeys):
     """Settings of `detector val`."""
 
     of = " of detector val"

@@ -11,6 +11,7 @@ from torch import nn
 from detector import distributed
 from detector.config.settings import Settings
 from detector.data.augment import Augmentation
+from detector.data.choosing import fraction_of, of_classes
 from detector.data.dataset import TrainingSet, ValidationSet
 from detector.data.description import load_description
 from detector.data.doctor import before_training
@@ -18,6 +19,7 @@ from detector.data.findings import summaries
 from detector.data.index import Index
 from detector.data.loader import worker_count
 from detector.data.reading import Reading, build_index
+from detector.data.sampling import class_weights, sampling_of
 from detector.device import choose_device
 from detector.errors import CheckpointError, ConfigError
 from detector.loss.criterion import DetectionLoss, branch_shares
@@ -75,7 +77,7 @@ def build(settings: Settings, resume: Resume | None, say: Say) -> Run:
         validation=ValidationSet(validation, settings.imgsz, network.stride, bad_images=settings.bad_images),
         workers=worker_count(settings.workers),
         schedule=schedule_of(settings, state),
-        rules=step_rules(settings, network),
+        rules=step_rules(settings, network, training),
         state=state,
         gradients=GradientSum(network),
         say=say,
@@ -191,10 +193,14 @@ def equip(network: Network, settings: Settings, device: torch.device) -> None:
     network.set_checkpoint(settings.checkpoint)
 
 
-def step_rules(settings: Settings, network: Network) -> StepRules:
-    """What the settings say of a step, for this network."""
+def step_rules(settings: Settings, network: Network, training: Index) -> StepRules:
+    """What the settings say of a step, for this network on its device and these training images."""
+    weights = None
+    if settings.cls_pw:
+        device = next(network.parameters()).device
+        weights = torch.tensor(class_weights(training, settings.cls_pw), dtype=torch.float32, device=device)
     return StepRules(
-        criterion=DetectionLoss(network.head),
+        criterion=DetectionLoss(network.head, weights),
         clip_norm=settings.clip_norm,
         keeping=offloaded if settings.offload else nullcontext,
         apart=settings.norm != "sync" or distributed.world_size() == 1,
@@ -223,7 +229,13 @@ def read_indices(settings: Settings, say: Say) -> tuple[Index, Index]:
     for warning in summaries(before_training({"train": training, "val": validation}, description)):
         say(f"warning: {warning}")
     if training.ignored_boxes.any():
-        training = training.keep(~training.ignored_boxes).shared()
+        training = training.keep(~training.ignored_boxes)
+    if settings.fraction < 1:
+        there, training = len(training), fraction_of(training, settings.fraction, settings.seed)
+        say(f"fraction  {settings.fraction:g}: {len(training):,} of {there:,} training images")
+    training, validation = (of_classes(one, settings.classes, settings.single_cls) for one in (training, validation))
+    if settings.classes is not None and not len(training.classes):
+        raise ConfigError(f"classes={settings.classes}: none of the {len(training):,} training images shows one")
     return training, validation
 
 
@@ -238,6 +250,7 @@ def training_set(index: Index, settings: Settings) -> TrainingSet:
         settings.closing(),
         settings.cache,
         settings.bad_images,
+        sampling_of(index, settings.sampling, settings.seed),
     )
 
 
@@ -303,6 +316,7 @@ def introduce(run: Run) -> None:
     channels = f" of {state.network.channels} channels" if state.network.channels != 3 else ""
     data = f"{images:,} images{channels} with {boxes:,} boxes, {len(run.validation):,} for validation"
     say(f"data      {data}; {settings.data}")
+    introduce_balance(run)
     say(f"device    {run.device}, {state.precision.name}, imgsz {settings.imgsz}, {run.workers} loader processes")
     say(
         f"window    {cut.window} images a step = {state.batch} a micro-batch x {accumulate} accumulated x "
@@ -330,6 +344,22 @@ def introduce(run: Run) -> None:
         growth = f", window from {cut.batch * cut.devices} to {cut.window} images" if ramp else ""
         biases = f" (biases from {run.schedule.warmup_bias_lr:g})" if run.schedule.warmup_bias_lr else ""
         say(f"warmup    {warmup:g} epochs: lr from 0 to {rate:g}{biases}{growth}")
+
+
+def introduce_balance(run: Run) -> None:
+    """Print which classes are learned, what they weigh and how often their images come, where that is not the usual."""
+    settings, say = run.settings, run.say
+    if run.judged is not None:
+        say(f"classes   boxes of {', '.join(run.names[number] for number in sorted(run.judged))} alone")
+    if settings.cls_pw:
+        weights = class_weights(run.training.index, settings.cls_pw)
+        least, most = int(weights.argmin()), int(weights.argmax())
+        say(
+            f"classes   weights {weights[least]:.3g} ({run.names[least]}) to {weights[most]:.3g} ({run.names[most]}): "
+            f"boxes^-{settings.cls_pw:g}, mean 1"
+        )
+    if (expected := run.training.sampling.expected) is not None:
+        say(f"sampling  {settings.sampling}: an image {expected.min():.2g} to {expected.max():.2g} times an epoch")
 
 
 def mosaic_epochs(settings: Settings) -> str:
