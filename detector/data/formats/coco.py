@@ -83,25 +83,14 @@ class CocoLabels:
             row = annotation.get("id", number)
             row = row if isinstance(row, int) and 0 <= row < 2**31 else number
             try:
-                boxes.append(self._box(annotation, row, size))
+                category = annotation.get("category_id")
+                if category not in self._numbers:
+                    raise ValueError(f"category_id {category!r} is not among `categories`")
+                boxes.append(box_of(annotation, self._numbers[category], row, size, self._polygons))
             except ValueError as reason:
                 place = f"{file}: annotation {annotation.get('id', number)}"
                 findings.append(Finding("bad row", place, str(reason), self.paths[i], row))
         return usable(boxes, f"{file}: annotation ", self.paths[i], findings)
-
-    def _box(self, annotation: dict[str, Any], row: int, size: tuple[int, int] | None) -> Box:
-        if size is None:
-            raise ValueError("the image cannot be read and its size is not written; give width and height")
-        category = annotation.get("category_id")
-        if category not in self._numbers:
-            raise ValueError(f"category_id {category!r} is not among `categories`")
-        left, top, width, height = _four(annotation.get("bbox"))
-        high, wide = size
-        xywh = ((left + width / 2) / wide, (top + height / 2) / high, width / wide, height / high)
-        area = annotation.get("area")
-        area = float(area) if isinstance(area, int | float) and math.isfinite(area) and area > 0 else math.nan
-        polygon = _polygon(annotation.get("segmentation"), size) if self._polygons else None
-        return Box(self._numbers[category], xywh, row, bool(annotation.get("iscrowd", 0)), area, polygon)
 
     def _categories(self, file: Path, categories: list[dict[str, Any]], description: DataDescription) -> None:
         """Take note of a file's categories, which are told by their names."""
@@ -116,6 +105,21 @@ class CocoLabels:
                 )
             self._numbers[category["id"]] = known[name]
             self.category_ids.setdefault(known[name], category["id"])
+
+
+def box_of(
+    annotation: dict[str, Any], label: int, row: int, size: tuple[int, int] | None, polygons: bool = False
+) -> Box:
+    """An annotation of an image of this (height, width) in pixels. Raises ValueError with what is wrong with it."""
+    if size is None:
+        raise ValueError("the image cannot be read and its size is not written; give width and height")
+    left, top, width, height = _four(annotation.get("bbox"))
+    high, wide = size
+    xywh = ((left + width / 2) / wide, (top + height / 2) / high, width / wide, height / high)
+    area = annotation.get("area")
+    area = float(area) if isinstance(area, int | float) and math.isfinite(area) and area > 0 else math.nan
+    polygon = _polygon(annotation.get("segmentation"), size) if polygons else None
+    return Box(label, xywh, row, bool(annotation.get("iscrowd", 0)), area, polygon)
 
 
 def annotation_file(description: DataDescription, split: str, entry: Path) -> tuple[Path, Path | None]:

@@ -61,8 +61,7 @@ class YoloLabels:
                 read[i] = NO_LABELS
                 continue
             try:
-                with open(file, "rb") as opened:
-                    content = opened.read()
+                content = self._content(i)
             except FileNotFoundError:
                 read[i] = NO_LABELS
             except OSError as error:
