@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from detector.data.storage import is_url
 from detector.errors import ConfigError, DataError
 from detector.files import spelt_here
 
@@ -34,7 +35,7 @@ class DataDescription:
 
     path: Path
     root: Path
-    splits: dict[str, list[Path]]
+    splits: dict[str, list[Path | str]]  # a str: the URL of shards
     names: tuple[str, ...]  # empty: those of the annotations, see formats.completed
     generate: dict[str, Any] | None = None
     format: str | None = None  # yolo, coco or voc; None: to be recognised
@@ -73,7 +74,7 @@ def load_description(path: str | Path) -> DataDescription:
     if content.get("val") is None and "validation" in content:
         content["val"] = content["validation"]
     root = _root(path, content.get("path"))
-    splits: dict[str, list[Path]] = {}
+    splits: dict[str, list[Path | str]] = {}
     annotations: dict[Path, Path] = {}
     for split in SPLITS:
         if content.get(split) is None:
@@ -188,8 +189,10 @@ def _entries(path: Path, split: str, value: Any) -> list[str | Mapping[str, str]
     return entries
 
 
-def _located(root: Path, entry: str) -> Path:
+def _located(root: Path, entry: str) -> Path | str:
     """Where an entry lies; exports name their folders from a folder that is not there: `../train/images`."""
+    if is_url(entry):
+        return entry.strip()
     place = root / Path(spelt_here(entry.strip())).expanduser()
     if not place.exists() and entry.strip().startswith("../"):
         without = root / spelt_here(entry.strip().removeprefix("../"))

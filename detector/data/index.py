@@ -7,7 +7,7 @@ forked or not, without copying.
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from multiprocessing.context import get_spawning_popen
@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 
 from detector.classes import order_of
+from detector.data import shard
 from detector.data.findings import Finding, summaries
 from detector.data.header import Range
 from detector.data.image import decode
 from detector.data.shared import SharedMemory
+from detector.data.storage import is_url
 from detector.errors import DataError
 
 
@@ -48,6 +50,8 @@ class Index:
     category_ids: tuple[Any, ...] = ()  # of the classes, in a COCO file
     channels: int = 3  # of an image once it is decoded
     value_range: Range | None = None  # what becomes 0 and 255 in files of more than 8 bits
+    # (n, 2) int64 first byte and size of each image in its shard; (0, 2): they are files of their own
+    members: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.heights)
@@ -58,8 +62,9 @@ class Index:
         return summaries(self.findings)
 
     def path(self, i: int) -> Path:
-        """Where image i lies."""
-        return Path(self.root, self._name(i))
+        """Where image i lies; in a shard, as if that were a folder."""
+        name = self._name(i).replace(shard.MARK, ".tar/", 1) if len(self.members) else self._name(i)
+        return Path(name) if is_url(name) else Path(self.root, name)
 
     def _name(self, i: int) -> str:
         return os.fsdecode(self.paths[self.path_offsets[i] : self.path_offsets[i + 1]].tobytes())
@@ -70,6 +75,8 @@ class Index:
 
     def content(self, i: int) -> bytes:
         """The bytes of image i's file. Raises DataError where it cannot be read."""
+        if len(self.members):
+            return shard.content(self.place(i), *self.members[i].tolist())
         try:
             return self.path(i).read_bytes()
         except OSError as error:
@@ -80,13 +87,14 @@ class Index:
         return decode(self.content(i), self.place(i), self.channels, self.size(i), self.value_range)
 
     def place(self, i: int) -> str:
-        """Image i, in messages."""
-        return str(self.path(i))
+        """Image i, in messages: its path, or train-000.tar:000001.jpg in a shard."""
+        name = self._name(i)
+        return name if is_url(name) else os.path.join(self.root, name)
 
     @cached_property
     def digest(self) -> str:
         """A digest of the images' names, in their order; folders do not count, so that a data set may be moved."""
-        names = "\n".join(os.path.basename(self._name(i)) for i in range(len(self)))
+        names = "\n".join(os.path.basename(shard.member_of(self._name(i))) for i in range(len(self)))
         return hashlib.sha256(names.encode("utf-8", "surrogateescape")).hexdigest()
 
     def _boxes(self, i: int) -> slice:
@@ -139,6 +147,7 @@ class Index:
             labelled=self.labelled[numbers],
             box_offsets=box_offsets,
             image_ids=tuple(self.image_ids[i] for i in numbers.tolist()) if self.image_ids else (),
+            members=self.members[numbers] if len(self.members) else self.members,
             **self._of_boxes(boxes),
         )
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from detector.data.description import DataDescription
 from detector.data.findings import KINDS, OF_BOXES, Finding, of_kind
-from detector.data.formats import annotations_of
+from detector.data.formats import annotations_of, are_shards
 from detector.data.header import read_header
 from detector.data.index import Index
 from detector.data.index_cache import IndexCache
@@ -54,7 +54,7 @@ def build_index(
     """
     index = read_split(description, split, reading, progress).index
     if split != "test":
-        check_labelled(index, description, split, reading.max_missing_labels)
+        check_labelled(index, description, split, reading.max_missing_labels, reading.cache_dir)
     index = judged(index, reading.bad_boxes)
     if not len(index):
         raise DataError(f"{description.path}: {split}: no image is left; mend their labels")
@@ -66,6 +66,9 @@ def read_split(description: DataDescription, split: str, reading: Reading, progr
     if split not in description.splits:
         raise DataError(f"{description.path}: '{split}' is missing; add `{split}: images/{split}`")
     ensure_generated(description)
+    if are_shards(description.splits[split]):  # what is found in them is kept shard by shard
+        shards = annotations_of(description, split, reading.polygons, reading.cache_dir, progress)
+        return _some(scan_of(shards, str(description.root), header=shards.header), description, split)
     cache = IndexCache(description, split, reading.polygons, reading.cache_dir)
     scan = known = cache.load()
     if known is None or description.format != "coco" or not known.unchanged():  # others' folders may have new images
@@ -74,6 +77,11 @@ def read_split(description: DataDescription, split: str, reading: Reading, progr
         scan = scan_of(annotations, str(description.root), known, progress, header)
         if len(scan.paths) >= CACHED_FROM:
             cache.save(scan)
+    return _some(scan, description, split)
+
+
+def _some(scan: Scan, description: DataDescription, split: str) -> Scan:
+    """The scan, in which there is an image; else DataError."""
     if not len(scan.index):
         first = of_kind(scan.index.findings, "unreadable image")[0]
         raise DataError(f"{description.path}: {split}: none of its images can be read (first: {first})")
@@ -99,7 +107,7 @@ def judged(index: Index, bad_boxes: BadBoxes) -> Index:
 
 def _numbers_of(index: Index, findings: Sequence[Finding]) -> np.ndarray:
     """(F,) the number of the image that each finding is about."""
-    numbers = {str(index.path(i)): i for i in range(len(index))}
+    numbers = {index.place(i): i for i in range(len(index))}
     return np.array([numbers.get(finding.image, -1) for finding in findings], dtype=np.int64)
 
 
@@ -118,13 +126,15 @@ def _without_boxes(index: Index, findings: Sequence[Finding]) -> Index:
     return index.keep(np.array([box not in bad for box in boxes], dtype=bool))
 
 
-def check_labelled(index: Index, description: DataDescription, split: str, limit: float) -> None:
+def check_labelled(
+    index: Index, description: DataDescription, split: str, limit: float, kept_in: Path | None = None
+) -> None:
     """Raise DataError where too many images have no label file: then they are most likely looked for elsewhere."""
     without = np.flatnonzero(~index.labelled)
     if not len(without) or len(without) <= limit * len(index):
         return
-    annotations = annotations_of(description, split)
-    path = str(index.path(int(without[0])))
+    annotations = annotations_of(description, split, kept_in=kept_in)
+    path = index.place(int(without[0]))
     expected = annotations.expected(list(annotations.paths).index(path))
     place = f"{description.path}: {split}:"
     if len(without) == len(index):

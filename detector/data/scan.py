@@ -76,6 +76,9 @@ def scan_of(
     if not np.array_equal(order, np.arange(len(order))):
         index = index.take(order)
         rows[rows >= 0] = np.arange(len(order))
+    members = getattr(annotations, "members", None)  # shards have them
+    if members is not None:
+        index = replace(index, members=members[rows >= 0])
     ids = getattr(annotations, "image_ids", ())  # COCO has them
     categories = getattr(annotations, "category_ids", {})
     index = replace(
