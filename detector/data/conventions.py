@@ -80,7 +80,7 @@ def _corners(index: Index) -> Finding | None:
     inside = [
         box
         for i, row, box in zip(index.image_of_box.tolist(), index.rows.tolist(), index.boxes_xywh, strict=True)
-        if (str(index.path(i)), row) not in clipped
+        if (index.place(i), row) not in clipped
     ]
     table = np.array([*(row for _, row in written), *inside], dtype=np.float64).reshape(-1, 4)
     if len(table) < FEWEST or not (table[:, 2:] > table[:, :2]).all():

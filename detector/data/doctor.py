@@ -136,7 +136,7 @@ def _rank(noticed: Noticed) -> tuple[int, int]:
 def _unlabelled(scan: Scan, description: DataDescription, split: str, limit: float) -> list[Finding]:
     """Images without a label file, and whether they are so many that a run would stop."""
     index = scan.index
-    paths = [str(index.path(i)) for i in np.flatnonzero(~index.labelled).tolist()]
+    paths = [index.place(i) for i in np.flatnonzero(~index.labelled).tolist()]
     found = [Finding("no label", path, "", path) for path in paths]
     if split != "test":
         try:
@@ -157,7 +157,7 @@ def _boxes(scan: Scan, form: str | None, imgsz: int) -> list[Finding]:
 
     def at(box: int, kind: str, text: str) -> Finding:
         i, row = int(owner[box]), int(index.rows[box])
-        return Finding(kind, f"{files[i]}{between}{row}", text, str(index.path(i)), row)
+        return Finding(kind, f"{files[i]}{between}{row}", text, index.place(i), row)
 
     sides = box_sides(index, imgsz)
     found = [
@@ -198,9 +198,7 @@ def _doubled(index: Index, i: int) -> list[tuple[int, int, float]]:
 def _pixels(indices: Mapping[str, Index], pixels: Mapping[str, Pixels]) -> list[Noticed]:
     found: list[Noticed] = []
     for split, seen in pixels.items():
-        paths = {
-            i: str(indices[split].path(i)) for i in (*seen.damage, *np.flatnonzero(seen.orientations > 1).tolist())
-        }
+        paths = {i: indices[split].place(i) for i in (*seen.damage, *np.flatnonzero(seen.orientations > 1).tolist())}
         found += [(split, Finding("damaged image", paths[i], text, paths[i])) for i, text in seen.damage.items()]
         for i in np.flatnonzero(seen.orientations > 1).tolist():
             text = f"orientation {seen.orientations[i]}: its boxes are to be those of the upright image"

@@ -47,7 +47,7 @@ def duplicates(indices: Mapping[str, Index], pixels: Mapping[str, Pixels]) -> li
 
 def _told(indices: Mapping[str, Index], first: Image, second: Image, same: bool = True) -> list[tuple[str, Finding]]:
     """What there is to say of two images that are the same, or nearly."""
-    path, other = (str(indices[one.split].path(one.number)) for one in (second, first))
+    path, other = (indices[one.split].place(one.number) for one in (second, first))
     leaked = first.split != second.split
     where = f"{first.split}: {other}" if leaked else other
     kind = ("leaked image" if leaked else "same image") if same else ("leaked scene" if leaked else "same scene")

@@ -149,7 +149,7 @@ def _worst(found: Examination) -> list[str]:
     chosen = worst_images(found.findings)
     if not chosen:
         return []
-    numbers = {split: {str(index.path(i)): i for i in range(len(index))} for split, index in found.indices.items()}
+    numbers = {split: {index.place(i): i for i in range(len(index))} for split, index in found.indices.items()}
     figures, root = [], str(found.description.root)
     for split, path, findings in chosen:
         i = numbers.get(split, {}).get(path)
