@@ -1,4 +1,4 @@
-"""`detector convert-data`: a data set in another format, YOLO text, COCO JSON or Pascal VOC XML."""
+"""`detector convert-data`: a data set in another format, YOLO text, COCO JSON, Pascal VOC XML or tar shards."""
 
 import argparse
 

@@ -423,7 +423,7 @@ class ConvertDataSettings(Group):
     data: Annotated[FilePath | None, Field(description="the data set's YAML")] = None
     to: Annotated[FilePath | None, Field(description="the folder to write")] = None
     format: Annotated[
-        Literal["yolo", "coco", "voc"] | None, Words(), Field(description="what is written; to be named")
+        Literal["yolo", "coco", "voc", "shards"] | None, Words(), Field(description="what is written; to be named")
     ] = None
     link: Annotated[bool, Field(description="symbolic links to the images instead of copies")] = False
     polygons: Annotated[bool, Field(description="keep outlines where there are any, in COCO")] = False

@@ -1,4 +1,4 @@
-"""Writes a data set in another format: YOLO text, COCO JSON or Pascal VOC XML, with a description of it.
+"""Writes a data set in another format, YOLO text, COCO JSON, Pascal VOC XML or shards, with a description of it.
 
 Numbers are written so that reading them back gives the same to the last digit that is written: fractions with nine
 decimals, pixels with four.
@@ -16,9 +16,11 @@ import numpy as np
 import yaml
 
 from detector.data.index import Index
+from detector.data.shard import member_of
+from detector.data.shard_writing import write_shards
 from detector.errors import DataError
 
-Format = Literal["yolo", "coco", "voc"]
+Format = Literal["yolo", "coco", "voc", "shards"]
 FRACTIONS, PIXELS = 9, 4  # decimals that are written
 ENTRIES = {  # what a description's splits are in each format
     "yolo": "images/{split}",
@@ -32,37 +34,44 @@ CANNOT = {"yolo": "a crowd or a difficult object"}  # what a format has no way t
 def write_dataset(splits: dict[str, Index], folder: Path, form: Format, link: bool = False) -> list[str]:
     """Write the splits of a data set into a new folder; returns what is worth telling.
 
-    link: images become symbolic links to where they are, instead of copies. Raises DataError where two images of a
-    split would have one annotation file.
+    link: images become symbolic links to where they are, instead of copies; what is in a shard is copied. Raises
+    DataError where two images of a split would have one annotation file.
     """
+    if form == "shards":
+        entries = {split: write_shards(index, folder, name=split) for split, index in splits.items()}
+        _describe(folder, entries, next(iter(splits.values())))
+        return []
     names = {split: _names(index, form, split) for split, index in splits.items()}
     folder.mkdir(parents=True, exist_ok=True)
     notes = []
     for split, index in splits.items():
         for i, name in enumerate(names[split]):
-            _put(index.path(i), folder / IMAGES[form] / split / name, link)
+            _put(index, i, folder / IMAGES[form] / split / name, link)
         {"yolo": _write_yolo, "coco": _write_coco, "voc": _write_voc}[form](index, names[split], folder, split)
         ignored = int(index.ignored_boxes.sum())
         if ignored and form in CANNOT:
             notes.append(
                 f"{split}: {ignored:,} boxes were left out: {form} cannot say of a box that it is {CANNOT[form]}"
             )
-    first = next(iter(splits.values()))
+    entries = {split: ENTRIES[form].format(split=split) for split in splits}
+    _describe(folder, {**entries, "format": form}, next(iter(splits.values())))
+    return notes
+
+
+def _describe(folder: Path, entries: dict[str, str], index: Index) -> None:
     description = {
-        **{split: ENTRIES[form].format(split=split) for split in splits},
-        "format": form,
-        "names": dict(enumerate(first.names)),
-        **({} if first.channels == 3 else {"channels": first.channels}),
-        **({} if first.value_range is None else {"range": list(first.value_range)}),
+        **entries,
+        "names": dict(enumerate(index.names)),
+        **({} if index.channels == 3 else {"channels": index.channels}),
+        **({} if index.value_range is None else {"range": list(index.value_range)}),
     }
     text = yaml.safe_dump(description, sort_keys=False, allow_unicode=True)
     (folder / "data.yaml").write_text(text, encoding="utf-8")
-    return notes
 
 
 def _names(index: Index, form: Format, split: str) -> list[str]:
     """The images' names in the new folder: their paths below the folder that holds them all."""
-    paths = [str(index.path(i)) for i in range(len(index))]
+    paths = [member_of(index.place(i)) for i in range(len(index))]
     top = os.path.commonpath([os.path.dirname(path) for path in paths])
     names = [os.path.relpath(path, top) for path in paths]
     if form != "coco":
@@ -78,9 +87,12 @@ def _names(index: Index, form: Format, split: str) -> list[str]:
     return names
 
 
-def _put(source: Path, target: Path, link: bool) -> None:
+def _put(index: Index, i: int, target: Path, link: bool) -> None:
+    source = index.path(i)
     target.parent.mkdir(parents=True, exist_ok=True)
-    if link:
+    if len(index.members):
+        target.write_bytes(index.content(i))
+    elif link:
         target.unlink(missing_ok=True)
         target.symlink_to(source.resolve())
     else:
