@@ -222,7 +222,7 @@ def test_a_sample_is_what_shares_a_name_up_to_its_first_dot(tmp_path):
         {
             "a/1.seg.png": b"a mask", "a/1.JPG": jpeg(1), "a/1.txt": ROW, "b/1.jpg": jpeg(2), "README": "",
             "b/1.cls": "3", ".hidden.jpg": b"", "a/._1.jpg": b"resource fork", "2.json": '{"url": "x"}',
-            "2.jpg": jpeg(3), "3.txt": ROW, "4.jpg": jpeg(4), "5.txt": ROW, "5.jpg": jpeg(5),
+            "2.jpg": jpeg(3), "3.txt": ROW, "4.jpg": jpeg(4), "5.txt": ROW, "5.jpg": jpeg(5), "4.npy": b"features",
             "4.json": '{"annotations": [{"bbox": [1, 2, 3, 4], "category": "disc"}]}',
             "5.json": '[{"bbox": [1, 2, 3, 4], "category_id": 0}]',
         },

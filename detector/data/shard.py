@@ -21,7 +21,7 @@ import numpy as np
 from detector.data import storage
 from detector.data.header import Range, read_header, readers
 from detector.errors import DataError
-from detector.files import IMAGES, replaced, spelt_here
+from detector.files import ARRAY, IMAGES, replaced, spelt_here
 
 VERSION = 1  # of what is kept: another one reads the shard anew
 BLOCK = 512  # bytes of a tar file's header; members begin at multiples of it
@@ -92,6 +92,10 @@ def read_shard(shard: str, header: Header = read_header) -> list[Sample]:
             f"{shard}: holds no images; its samples are files such as 000001.jpg and 000001.txt, whose name ends at "
             "the first dot"
         )
+    for names in images.values():  # an array beside an image is something else, here as in a folder
+        arrays = [name for name in names if name.lower().endswith(ARRAY)]
+        for name in arrays if len(arrays) < len(names) else ():
+            del names[name]
     if several := next((names for names in images.values() if len(names) > 1), None):
         raise DataError(f"{shard}: {' and '.join(several)} are images of one sample; give each a name of its own")
     samples = []
