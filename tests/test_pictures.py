@@ -261,12 +261,13 @@ def test_bands_are_not_taken_for_colours():
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 7, 128])
-def test_images_of_any_channels_are_letterboxed(channels):
+@pytest.mark.parametrize("imgsz", [64, 32])
+def test_images_of_any_channels_are_letterboxed_larger_and_smaller(channels, imgsz):
     image = blocks(channels=channels)
-    out, placed = letterbox(image, 64)
-    assert out.shape == (64, 64, channels)
+    out, placed = letterbox(image, imgsz)
+    assert out.shape == (imgsz, imgsz, channels)
     for band in {0, channels - 1}:
-        alone, _ = letterbox(np.ascontiguousarray(image[..., band : band + 1]), 64)
+        alone, _ = letterbox(np.ascontiguousarray(image[..., band : band + 1]), imgsz)
         assert np.array_equal(out[..., band : band + 1], alone)
         assert np.all(out[: placed.top, :, band] == 114)
 

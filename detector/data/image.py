@@ -90,7 +90,15 @@ def fit_long_side(image: np.ndarray, imgsz: int) -> np.ndarray:
     if (new_height, new_width) == (height, width):
         return image
     method = cv2.INTER_AREA if imgsz < max(height, width) else cv2.INTER_LINEAR
-    return cv2.resize(image, (new_width, new_height), interpolation=method).reshape(new_height, new_width, -1)
+    return resized(image, new_height, new_width, method)
+
+
+def resized(image: np.ndarray, height: int, width: int, method: int) -> np.ndarray:
+    """(height, width, C) of an image of any channels, of which OpenCV averages no more than four at once."""
+    groups = range(0, image.shape[2], 4)
+    parts = [np.ascontiguousarray(image[:, :, first : first + 4]) for first in groups]
+    done = [cv2.resize(part, (width, height), interpolation=method).reshape(height, width, -1) for part in parts]
+    return done[0] if len(done) == 1 else np.concatenate(done, axis=2)
 
 
 def letterbox_geometry(

@@ -12,6 +12,7 @@ import cv2
 import numpy as np
 
 from detector.data.header import header_of
+from detector.data.image import resized
 from detector.data.index import Index
 from detector.data.scan import Progress
 from detector.errors import DataError
@@ -85,6 +86,5 @@ def difference_hash(image: np.ndarray) -> np.ndarray:
 
     Two sizes, qualities or formats of a picture differ in a few bits, two pictures in about half of them.
     """
-    grid = cv2.resize(image, (SIDE + 1, SIDE), interpolation=cv2.INTER_AREA).astype(np.int32)
-    grid = grid.reshape(SIDE, SIDE + 1, -1).sum(axis=2)
+    grid = resized(image, SIDE, SIDE + 1, cv2.INTER_AREA).astype(np.int32).sum(axis=2)
     return (grid[:, 1:] > grid[:, :-1]).reshape(-1)

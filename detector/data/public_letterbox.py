@@ -10,6 +10,7 @@ import cv2
 import numpy as np
 
 from detector.data.image import PADDING, Letterbox
+from detector.data.image import resized as resized_by
 
 
 def batch_shapes(heights: np.ndarray, widths: np.ndarray, imgsz: int, batch: int, stride: int = 32) -> np.ndarray:
@@ -40,8 +41,7 @@ def public_letterbox(image: np.ndarray, imgsz: int, shape: tuple[int, int]) -> t
     height, width = image.shape[:2]
     new_height, new_width = resized(height, width, imgsz)
     if (new_height, new_width) != (height, width):
-        image = cv2.resize(image, (new_width, new_height), interpolation=cv2.INTER_LINEAR)
-        image = image.reshape(new_height, new_width, -1)
+        image = resized_by(image, new_height, new_width, cv2.INTER_LINEAR)
     left, top = round((shape[1] - new_width) / 2 - 0.1), round((shape[0] - new_height) / 2 - 0.1)
     out = np.full((*shape, image.shape[2]), PADDING, dtype=np.uint8)
     out[top : top + new_height, left : left + new_width] = image
