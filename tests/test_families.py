@@ -356,7 +356,7 @@ def test_another_activation_is_refused(tmp_path, text, message):
     [
         ({"reg_max": 0}, "reg_max 0 is not a number of bins"),
         ({"end2end": 1}, "end2end 1 is not true or false"),
-        ({"ch": 4}, "ch: the input is RGB, of 3 channels"),
+        ({"ch": 0}, "channels 0 is not a number of channels"),
         ({"activation": 3}, "activation 3 is not a text"),
     ],
 )
