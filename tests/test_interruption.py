@@ -68,7 +68,7 @@ def test_a_signal_saves_and_stops_with_its_status(tmp_path, common, whole, numbe
     time.sleep(0.3)
     os.killpg(process.pid, number)  # as a terminal, `timeout` and batch systems do: to the loader's processes too
     out, error = process.communicate(timeout=60)
-    assert process.returncode == status
+    assert process.returncode == status, error
     assert "Traceback" not in error
     assert f"go on with: detector train resume={folder}" in out
     assert_ends_like(folder, whole)
@@ -123,7 +123,7 @@ def test_a_signal_saves_and_stops_a_run_of_several_processes(tmp_path, common, n
     wait_for(folder / "metrics.csv", process)
     os.killpg(process.pid, number)
     out, error = process.communicate(timeout=90)
-    assert process.returncode == status
+    assert process.returncode == status, error
     assert "Traceback" not in error
     assert f"go on with: detector train resume={folder}" in out
     assert checkpoint_file.read(folder / "weights" / "last.pt")["epoch"] >= 1

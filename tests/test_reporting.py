@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 
 import cv2
 import numpy as np
@@ -20,7 +21,7 @@ from detector.evaluation.evaluate import judge
 from detector.model.selection import Detections
 from detector.reporting.draw import class_colour, draw_boxes, grid, save_image
 from detector.reporting.plots import DPI, plot_confusion, plot_f1, plot_history, plot_pr
-from detector.reporting.progress import Progress, clock, process_memory
+from detector.reporting.progress import Bar, Progress, clock, process_memory, reading_bar
 from detector.reporting.samples import training_batch_image, validation_image
 from detector.reporting.table import format_class_table, write_csv
 
@@ -269,3 +270,16 @@ def test_clock():
 
 def test_memory_of_this_process_is_in_bytes():
     assert 10 * 2**20 < process_memory() < 2**40
+
+
+def test_bars_start_no_thread(monkeypatch):
+    """With a thread beside it a process cannot fork its loaders."""
+    monkeypatch.setattr(Bar, "monitor", None)
+    before = threading.enumerate()
+    for stream in (Terminal(), io.StringIO()):
+        show = reading_bar("train", stream)
+        show(1, 2)
+        show(2, 2)
+        with Progress(0, 1, 2, stream=stream) as progress:
+            progress.update(2, {"box": 1.0}, 0.01, 1)
+    assert threading.enumerate() == before

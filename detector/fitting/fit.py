@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from tqdm import tqdm
 
 from detector import distributed
 from detector.config.settings import Settings
@@ -17,7 +16,7 @@ from detector.fitting import trial
 from detector.fitting.crowd import heaviest
 from detector.fitting.rehearsal import LEAST, MICRO_BATCHES, Job
 from detector.fitting.search import MODES, SPARE, Trial, cuts, mode_of, modes_on, recommend, rounds, search, size
-from detector.reporting.progress import clock
+from detector.reporting.progress import Bar, clock
 from detector.run.build import indices, training_set
 from detector.run.run import Say
 from detector.step.plan import Cut
@@ -92,7 +91,7 @@ def tried(
     """
     found: list[Trial] = []
     enough, small = rounds(planned, settings.norm, least)
-    with tqdm(bar_format="{desc} ({n_fmt} done in {elapsed})", disable=None, leave=False) as bar:
+    with Bar(bar_format="{desc} ({n_fmt} done in {elapsed})", disable=None, leave=False) as bar:
 
         def told(mode: str, cut: Cut) -> Trial:
             bar.set_description_str(f"trying    batch {cut.batch}, {mode}")

@@ -13,6 +13,12 @@ from detector.memory import resident_memory
 from detector.terminal import is_terminal, write
 
 
+class Bar(tqdm):
+    """A bar without tqdm's thread that watches bars: a process with threads cannot fork its loaders safely."""
+
+    monitor_interval = 0
+
+
 class Progress:
     """The progress of one epoch, told once per step; a context manager.
 
@@ -30,9 +36,9 @@ class Progress:
         self.began = time.perf_counter()
         self.line = ""
         self.closed = not shown
-        self.bar: tqdm | None = None
+        self.bar: Bar | None = None
         if shown and is_terminal(self.stream):
-            self.bar = tqdm(
+            self.bar = Bar(
                 total=images,
                 initial=start,
                 file=self.stream,
@@ -126,14 +132,14 @@ def reading_bar(title: str, stream: TextIO | None = None) -> Callable[[int, int]
     `title` says what is read: the split, or its pixels.
     """
     stream = sys.stderr if stream is None else stream
-    bar: tqdm | None = None
+    bar: Bar | None = None
 
     def show(done: int, total: int) -> None:
         nonlocal bar
         if bar is None:
             shape = "reading {desc} {percentage:3.0f}% {bar:16} {n_fmt}/{total_fmt} images"
             hidden = not is_terminal(stream)
-            bar = tqdm(total=total, file=stream, desc=title, delay=1, leave=False, disable=hidden, bar_format=shape)
+            bar = Bar(total=total, file=stream, desc=title, delay=1, leave=False, disable=hidden, bar_format=shape)
         bar.update(done - bar.n)
         if done == total:
             bar.close()
