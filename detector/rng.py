@@ -28,3 +28,8 @@ def generator(seed: int, purpose: Purpose, *position: int) -> np.random.Generato
     Built on numpy's SeedSequence, whose hash keeps streams of neighbouring positions independent.
     """
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, int(purpose), *position))))
+
+
+def epoch_order(images: int, seed: int, epoch: int) -> np.ndarray:
+    """(images,) the order of the samples in an epoch; a function of (seed, epoch) alone."""
+    return generator(seed, Purpose.ORDER, epoch).permutation(images)

@@ -14,7 +14,7 @@ from detector.run import loop, recover
 PLACES = {
     # place: (owner, attribute, error)
     "network": (Network, "forward", RuntimeError("a mistake in the network")),
-    "image": (ImageCache, "__getitem__", DataError("a.png: cannot be decoded")),
+    "image": (ImageCache, "image", DataError("a.png: cannot be decoded")),
     "checkpoint": (checkpoint_file, "write", OSError(28, "No space left on device")),
     "validation": (evaluate, "find_objects", RuntimeError("a mistake in the validation")),
     "anywhere": (recover, "take", RuntimeError("a mistake between two agreements")),

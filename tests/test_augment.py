@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from detector.data import augment
 from detector.data.augment import Augmentation, Example
+from detector.data.compose import Plane, boxes_of, drawn, random_perspective
 from detector.data.mosaic import mosaic, mosaic_centre
 
 STILL = Augmentation(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
@@ -39,6 +40,12 @@ def marked_examples(draw: st.DrawFn, height: int = SIZE, width: int = SIZE, labe
     return marked(height, width, (left, top, right, bottom), label)
 
 
+def viewed(example: Example, size: int, strengths: Augmentation, seed: int) -> Example:
+    """A random perspective of one image."""
+    out = np.empty((size, size, 3), dtype=np.uint8)
+    return random_perspective(Plane.of(example), out, strengths, np.random.default_rng(seed))
+
+
 def axis_aligned(example: Example) -> np.ndarray:
     return example.boxes_xyxy[0]
 
@@ -47,7 +54,7 @@ def axis_aligned(example: Example) -> np.ndarray:
 @given(marked_examples(50, 64), seeds)
 def test_shifted_and_scaled_mark_lands_where_its_box_says(example, seed):
     strengths = Augmentation(translate=0.3, scale=0.5)
-    out = augment.random_perspective(example, SIZE, strengths, np.random.default_rng(seed))
+    out = viewed(example, SIZE, strengths, seed)
     assume(len(out.classes))
     assert extent(out.image) == pytest.approx(axis_aligned(out), abs=1.01)
 
@@ -57,7 +64,7 @@ def test_shifted_and_scaled_mark_lands_where_its_box_says(example, seed):
 def test_mark_fills_its_box_under_every_strength_at_once(example, seed):
     """Rotated and tilted, the mark still touches all four sides of its box where the box is not cut by the window."""
     strengths = Augmentation(degrees=180, translate=0.2, scale=0.4, shear=15, perspective=0.002)
-    out = augment.random_perspective(example, SIZE, strengths, np.random.default_rng(seed))
+    out = viewed(example, SIZE, strengths, seed)
     assume(len(out.classes))
     box = axis_aligned(out)
     assume(box.min() > 0 and box.max() < SIZE)
@@ -87,10 +94,12 @@ def test_pixel_goes_where_the_matrix_sends_it(seed):
 def test_nothing_random_is_a_centred_crop_without_a_change():
     image = np.random.default_rng(0).integers(0, 256, (128, 128, 3), dtype=np.uint8)
     example = Example(image, np.array([[40.0, 40, 80, 90]]), np.array([3]))
-    out = augment.random_perspective(example, SIZE, STILL, np.random.default_rng(0))
+    out = viewed(example, SIZE, STILL, 0)
     assert np.array_equal(out.image, image[32:96, 32:96])
     assert out.boxes_xyxy.tolist() == [[8, 8, 48, 58]]
-    assert augment.random_hsv(image, STILL, np.random.default_rng(0)) is image
+    copy = image.copy()
+    augment.random_hsv(image, STILL, np.random.default_rng(0))
+    assert np.array_equal(image, copy)
 
 
 def test_affine_and_perspective_warps_agree():
@@ -123,17 +132,17 @@ def test_matrix_is_the_product_of_its_steps():
 
 def test_boxes_too_small_too_thin_or_mostly_outside_are_dropped():
     boxes = [
-        [10, 10, 12, 30],  # sides must exceed 2
-        [10, 10, 13, 30],
-        [-19, 10, 2.2, 30],  # 0.104 inside
-        [-19, 10, 2.05, 30],  # 0.097 inside
-        [0, 20, 640, 26],
-        [0, 20, 640, 26.5],
+        [30, 10, 32, 30],  # sides must exceed 2
+        [30, 10, 33, 30],
+        [1, 10, 22.2, 30],  # 0.104 inside
+        [1, 10, 22.05, 30],  # 0.097 inside
+        [20, 20, 660, 26],
+        [20, 20, 660, 26.5],
     ]
-    example = Example(np.zeros((640, 640, 3), np.uint8), np.array(boxes, dtype=np.float64), np.arange(6))
-    out = augment.random_perspective(example, 640, STILL, np.random.default_rng(0))
+    example = Example(np.zeros((640, 680, 3), np.uint8), np.array(boxes, dtype=np.float64), np.arange(6))
+    out = viewed(example, 640, STILL, 0)
     assert out.classes.tolist() == [1, 2, 5]
-    assert out.boxes_xyxy[1].tolist() == [0, 10, 2.2, 30]
+    assert out.boxes_xyxy[1] == pytest.approx([0, 10, 2.2, 30])
 
 
 def test_a_corner_behind_the_viewer_drops_its_box():
@@ -148,19 +157,22 @@ def test_a_corner_behind_the_viewer_drops_its_box():
 def test_marks_land_where_their_boxes_say_through_a_mosaic(data, seed):
     sizes = [(64, 40), (50, 64), (64, 64), (30, 64)]
     tiles = [data.draw(marked_examples(*size, label=k)) for k, size in enumerate(sizes)]
-    out = mosaic(tiles, SIZE, mosaic_centre(SIZE, np.random.default_rng(seed)))
-    assert out.image.shape == (2 * SIZE, 2 * SIZE, 3)
-    covered = np.zeros(out.image.shape[:2], dtype=bool)
-    for (left, top, right, bottom), _ in zip(out.boxes_xyxy.astype(int), out.classes, strict=True):
-        assert np.all(out.image[top:bottom, left:right] == 255)
+    plane = mosaic(tiles, SIZE, mosaic_centre(SIZE, np.random.default_rng(seed)))
+    image, (boxes_xyxy, classes, counts) = drawn(plane), boxes_of(plane)
+    assert image.shape == (2 * SIZE, 2 * SIZE, 3)
+    assert classes.tolist() == [0, 1, 2, 3]
+    assert counts == [1, 1, 1, 1]
+    covered = np.zeros(image.shape[:2], dtype=bool)
+    for left, top, right, bottom in boxes_xyxy.astype(int):
+        assert np.all(image[top:bottom, left:right] == 255)
         covered[top:bottom, left:right] = True
-    assert np.all(out.image[~covered] == 114)
+    assert np.all(image[~covered] == 114)
 
 
 def test_mosaic_tiles_meet_at_the_centre():
     colours = (10, 60, 160, 210)
     tiles = [Example(np.full((64, 48, 3), c, np.uint8), np.zeros((0, 4)), np.zeros(0, np.int64)) for c in colours]
-    canvas = mosaic(tiles, SIZE, (40, 90)).image[..., 0]
+    canvas = drawn(mosaic(tiles, SIZE, (40, 90)))[..., 0]
     assert [canvas[89, 39], canvas[89, 40], canvas[90, 39], canvas[90, 40]] == list(colours)
     for colour, area in zip(colours, (40 * 64, 48 * 64, 40 * 38, 48 * 38), strict=True):
         assert (canvas == colour).sum() == area
@@ -178,8 +190,9 @@ def test_mosaic_centre_lies_in_the_middle_half(seed):
 def test_flipped_mark_lands_where_its_box_says(flipud, fliplr):
     example = marked(48, 64, (5, 9, 20, 17))
     strengths = Augmentation(flipud=flipud, fliplr=fliplr)
+    before = example.image.copy()
     out = augment.random_flips(example, strengths, np.random.default_rng(0))
-    assert np.array_equal(out.image, example.image[:: -1 if flipud else 1, :: -1 if fliplr else 1])
+    assert np.array_equal(out.image, before[:: -1 if flipud else 1, :: -1 if fliplr else 1])
     assert extent(out.image).tolist() == axis_aligned(out).tolist()
 
 
@@ -187,7 +200,8 @@ def test_hsv_changes_equal_a_slow_formula():
     random = np.random.default_rng(3)
     image = random.integers(0, 256, (12, 12, 3), dtype=np.uint8)
     strengths = Augmentation(hsv_h=0.1, hsv_s=0.7, hsv_v=0.4)
-    out = augment.random_hsv(image, strengths, np.random.default_rng(7))
+    out = image.copy()
+    augment.random_hsv(out, strengths, np.random.default_rng(7))
     hue, saturation, value = np.random.default_rng(7).uniform(-1, 1, 3) * (0.1, 0.7, 0.4)
     errors = []
     for before, after in zip(image.reshape(-1, 3), out.reshape(-1, 3), strict=True):
@@ -198,18 +212,31 @@ def test_hsv_changes_equal_a_slow_formula():
     assert np.mean(errors) < 2
 
 
-def test_hsv_leaves_its_input_alone():
-    image = np.random.default_rng(3).integers(0, 256, (12, 12, 3), dtype=np.uint8)
-    copy = image.copy()
-    augment.random_hsv(image, Augmentation(), np.random.default_rng(0))
-    assert np.array_equal(image, copy)
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (640, 640), (103, 700)])
+def test_hsv_does_not_depend_on_the_rows_done_at_once(height, width, monkeypatch):
+    image = np.random.default_rng(3).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    whole, by_rows = image.copy(), image.copy()
+    augment.random_hsv(by_rows, Augmentation(), np.random.default_rng(0))
+    monkeypatch.setattr(augment, "STRIP", 10**9)
+    augment.random_hsv(whole, Augmentation(), np.random.default_rng(0))
+    assert np.array_equal(whole, by_rows)
+    assert not np.array_equal(whole, image)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4, 6])
+def test_hsv_of_other_channels_is_their_brightness(channels):
+    image = np.random.default_rng(3).integers(0, 256, (9, 7, channels), dtype=np.uint8)
+    out = image.copy()
+    augment.random_hsv(out, Augmentation(), np.random.default_rng(0))
+    factor = 1 + 0.4 * np.random.default_rng(0).uniform(-1, 1, 3)[2]
+    assert abs(out - np.clip(image * factor, 0, 255)).max() <= 0.51
 
 
 def test_mixup_blends_and_joins():
     first, second = marked(SIZE, SIZE, (1, 2, 20, 30), 0), marked(SIZE, SIZE, (40, 30, 60, 50), 1)
-    out = augment.mixup(first, second, np.random.default_rng(4))
     ratio = np.random.default_rng(4).beta(32, 32)
     expected = ratio * first.image + (1 - ratio) * second.image
+    out = augment.mixup(first, second, np.random.default_rng(4))
     assert abs(out.image - expected).max() <= 0.51
     assert out.classes.tolist() == [0, 1]
     assert out.boxes_xyxy.tolist() == [[1, 2, 20, 30], [40, 30, 60, 50]]
@@ -219,11 +246,12 @@ def test_mixup_blends_and_joins():
 @given(marked_examples(), marked_examples(label=1), seeds)
 def test_cutmix_covers_no_box_and_keeps_what_is_pasted(example, partner, seed):
     example.image[example.image == 114] = 30
+    before = example.image.copy()
     out = augment.cutmix(example, partner, np.random.default_rng(seed))
     left, top, right, bottom = example.boxes_xyxy[0].astype(int)
     assert np.all(out.image[top:bottom, left:right] == 255)
     assert out.boxes_xyxy[0].tolist() == example.boxes_xyxy[0].tolist()
-    changed = np.any(out.image != example.image, axis=2)
+    changed = np.any(out.image != before, axis=2)
     if not changed.any():
         assert len(out.classes) == 1
         return

@@ -46,7 +46,7 @@ def index(tmp_path: Path) -> Index:
 
 
 def training_set(index: Index, **changes) -> TrainingSet:
-    settings = {"augmentation": EVERYTHING, "seed": 0, "epochs": 5, "close_mosaic": 2, "cache": True} | changes
+    settings = {"augmentation": EVERYTHING, "seed": 0, "epochs": 5, "close_mosaic": 2, "cache": "ram"} | changes
     return TrainingSet(index, IMGSZ, **settings)
 
 
@@ -79,9 +79,9 @@ def test_sample_is_what_training_expects(index):
             assert np.all((sample.boxes_xyxy >= 0) & (sample.boxes_xyxy <= IMGSZ))
 
 
-@pytest.mark.parametrize("other", [False, "auto"])
+@pytest.mark.parametrize("other", ["off", "auto"])
 def test_cache_changes_nothing(index, other):
-    kept, loaded = training_set(index, cache=True), training_set(index, cache=other)
+    kept, loaded = training_set(index, cache="ram"), training_set(index, cache=other)
     for position in [(0, 3), (1, 3), (4, 3), (4, 0)]:
         assert same(kept[position], loaded[position])
         assert same(kept[position], loaded[position])
@@ -89,9 +89,9 @@ def test_cache_changes_nothing(index, other):
 
 def test_cache_decodes_an_image_once_and_protects_it(index, monkeypatch):
     decoded = []
-    whole = Index.image
-    monkeypatch.setattr(Index, "image", lambda self, i: decoded.append(i) or whole(self, i))
-    cache = ImageCache(index, IMGSZ, True)
+    whole = Index.fitted
+    monkeypatch.setattr(Index, "fitted", lambda self, i, imgsz: decoded.append(i) or whole(self, i, imgsz))
+    cache = ImageCache(index, IMGSZ, "ram")
     first = cache[2].copy()
     assert np.array_equal(cache[2], first)
     assert len(decoded) == 1
@@ -101,9 +101,9 @@ def test_cache_decodes_an_image_once_and_protects_it(index, monkeypatch):
 
 
 def test_auto_cache_is_off_when_memory_is_short(index, monkeypatch):
-    assert ImageCache(index, IMGSZ, "auto").enabled
-    monkeypatch.setattr("detector.data.cache.available_memory", lambda: 3 * ImageCache(index, IMGSZ, False).bytes)
-    assert not ImageCache(index, IMGSZ, "auto").enabled
+    assert ImageCache(index, IMGSZ, "auto").count == len(index)
+    monkeypatch.setattr("detector.data.cache.available_memory", lambda: 3 * ImageCache(index, IMGSZ, "off").bytes)
+    assert ImageCache(index, IMGSZ, "auto").count == 0
 
 
 def test_cache_is_right_after_pickling(index):
@@ -141,11 +141,9 @@ def test_last_epochs_show_one_whole_image(index):
         expected = np.full((IMGSZ, IMGSZ, 3), 114, dtype=np.uint8)
         top, left = (IMGSZ - image.shape[0]) // 2, (IMGSZ - image.shape[1]) // 2
         expected[top : top + image.shape[0], left : left + image.shape[1]] = image
-        if (IMGSZ - image.shape[1]) % 2 == 0:  # else the centre lies between two pixels
-            assert np.array_equal(sample.image, expected)
+        assert np.array_equal(sample.image, expected)
         ratio = image.shape[1] / index.widths[i], image.shape[0] / index.heights[i]
-        padding = (IMGSZ - image.shape[1]) / 2, (IMGSZ - image.shape[0]) / 2
-        boxes = (index.boxes_xyxy(i).reshape(-1, 2, 2) * ratio + padding).reshape(-1, 4)
+        boxes = (index.boxes_xyxy(i).reshape(-1, 2, 2) * ratio + (left, top)).reshape(-1, 4)
         assert sample.boxes_xyxy == pytest.approx(boxes, abs=1e-4)
         assert not np.array_equal(dataset[2, i].image, sample.image)
 
@@ -239,7 +237,7 @@ def cut_short(*paths: Path) -> None:
         path.write_bytes(path.read_bytes()[:-1000])
 
 
-@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("cache", ["ram", "off"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_damaged_images_have_no_row_and_are_told(index, workers, cache):
     plan = [(0, [3, 1, 2]), (0, [8]), (0, [0, 7, 5]), (4, [4, 6])]
@@ -287,7 +285,7 @@ def test_damaged_images_are_the_same_to_every_process(index):
     again = pickle.loads(pickle.dumps(once))
     assert all(same(a, again[position]) for a, position in zip(first, positions, strict=True))
     for position, sample in zip(reversed(positions), reversed(first), strict=True):
-        assert same(sample, training_set(index, cache=False)[position])
+        assert same(sample, training_set(index, cache="off")[position])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -341,10 +339,9 @@ def test_training_and_validation_show_the_same_pixels(tmp_path, imgsz, height, w
     inside = image[mapping.top :, mapping.left :][: training.cache[0].shape[0], : training.cache[0].shape[1]]
     assert np.array_equal(inside, training.cache[0])
     assert max(inside.shape[:2]) == imgsz
-    if (imgsz - inside.shape[0]) % 2 == (imgsz - inside.shape[1]) % 2 == 0:  # else training's centre is half a pixel on
-        assert np.array_equal(image, sample.image)
-        boxes = Detections(torch.from_numpy(sample.boxes_xyxy), torch.zeros(3), torch.from_numpy(sample.classes))
-        assert to_original(boxes, mapping).boxes_xyxy.numpy() == pytest.approx(index.boxes_xyxy(0), abs=1e-3)
+    assert np.array_equal(image, sample.image)
+    boxes = Detections(torch.from_numpy(sample.boxes_xyxy), torch.zeros(3), torch.from_numpy(sample.classes))
+    assert to_original(boxes, mapping).boxes_xyxy.numpy() == pytest.approx(index.boxes_xyxy(0), abs=1e-3)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -21,10 +21,10 @@ WARMUP = 0.5  # epochs: windows of several sizes
 Prints = dict[tuple[int, int], str]  # (epoch, sample) -> SHA-256 of pixels, boxes and classes
 
 
-def training_set(data) -> TrainingSet:
+def training_set(data, workers: int = 0, cache: str = "auto") -> TrainingSet:
     """A new one, with mosaic, mixup and cutmix in all epochs."""
     index = build_index(load_description(data), "train")
-    return TrainingSet(index, 64, EVERYTHING, SEED, epochs=EPOCHS, close_mosaic=0)
+    return TrainingSet(index, 64, EVERYTHING, SEED, EPOCHS, 0, cache, processes=workers)
 
 
 def fingerprint(image, boxes_xyxy, classes) -> str:
@@ -51,7 +51,8 @@ def joined(prints: Iterable[tuple[tuple[int, int], str]]) -> Prints:
 def loaded(data, windows: list[Window], workers: int) -> Iterator[tuple[tuple[int, int], str]]:
     """The fingerprints of windows as every rank loads its share of them, in its own data set and processes."""
     for rank in range(len(windows[0].micro_batches)):
-        loader = TrainingLoader(training_set(data), workers, pin_memory=False)
+        cache = ("auto", "off")[workers % 2 or rank % 2]
+        loader = TrainingLoader(training_set(data, workers, cache), workers, pin_memory=False)
         for epoch in sorted({window.epoch for window in windows}):
             mine = [micro for window in windows if window.epoch == epoch for micro in window.micro_batches[rank]]
             yield from prints_of(epoch, loader.batches((epoch, micro) for micro in mine if micro))
@@ -59,6 +60,15 @@ def loaded(data, windows: list[Window], workers: int) -> Iterator[tuple[tuple[in
 
 def planned(cut: Cut) -> list[Window]:
     return [window for epoch in range(EPOCHS) for window in epoch_windows(IMAGES, cut, SEED, epoch, warmup=WARMUP)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_neighbours():
+    """So few that they are others for each sample, and that they fall into several micro-batches."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("detector.data.neighbours.NEAR", 5)
+        patch.setattr("detector.data.cache.NEAR", 5)
+        yield
 
 
 @pytest.fixture(scope="module")

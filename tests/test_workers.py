@@ -36,7 +36,7 @@ def data(tmp_path_factory):
     return write_dataset(tmp_path_factory.mktemp("data"), train=IMAGES, val=5, size=100)
 
 
-def training_set(data, cache=True):
+def training_set(data, cache="ram"):
     return TrainingSet(build_index(load_description(data), "train"), IMGSZ, Augmentation(), 0, 9, 0, cache)
 
 
@@ -47,15 +47,14 @@ def contents(batches):
 class Endless:
     """Items that take for ever, from the one numbered 2 on."""
 
-    imgsz = 8
-
     def __init__(self, data):
         self.samples = training_set(data)
+        self.imgsz, self.channels = self.samples.imgsz, self.samples.channels
 
-    def __getitem__(self, position):
+    def draw(self, position, out):
         if position[1] >= 2:
             time.sleep(3600)
-        return self.samples[position]
+        return self.samples.draw(position, out)
 
 
 @pytest.mark.slow
@@ -108,7 +107,7 @@ def test_what_a_slot_does_not_hold_comes_all_the_same(data, monkeypatch):
 
 
 def test_a_pass_given_up_with_every_slot_in_use_does_not_spoil_the_next(data):
-    loader = TrainingLoader(training_set(data, cache=False), 1, False, "fork")
+    loader = TrainingLoader(training_set(data, cache="off"), 1, False, "fork")
     for _ in range(3):
         given_up = loader.batches(PLANS)
         next(given_up)
@@ -156,9 +155,9 @@ def test_a_slow_worker_is_not_a_silent_one(data, monkeypatch):
     monkeypatch.setattr(workers, "SILENCE", 2.0)
 
     class Slow(Endless):
-        def __getitem__(self, position):
+        def draw(self, position, out):
             time.sleep(0.5)
-            return self.samples[position]
+            return self.samples.draw(position, out)
 
     loader = TrainingLoader(Slow(data), 1, False, "fork")
     assert [len(batch.samples) for batch in loader.batches([(0, range(6))])] == [6]
@@ -193,7 +192,7 @@ from detector.data.reading import build_index
 from detector.data.loader import TrainingLoader
 from pathlib import Path
 index = build_index(load_description(Path(sys.argv[1])), "train")
-loader = TrainingLoader(TrainingSet(index, 320, Augmentation(), 0, 9, 0, True), 2, False, sys.argv[2])
+loader = TrainingLoader(TrainingSet(index, 320, Augmentation(), 0, 9, 0, "ram"), 2, False, sys.argv[2])
 print("loaded", sum(len(batch.samples) for batch in loader.batches([(0, list(range(12)))] * 6)))
 """
 
@@ -292,11 +291,11 @@ def test_processes_that_cannot_start_are_named_with_a_remedy(data, monkeypatch, 
 def test_an_image_that_was_written_in_another_order_is_not_believed(data):
     """A flag before its pixels, as a weakly ordered CPU may show them: half of the image is there."""
     dataset = training_set(data)
-    cache, expected = dataset.cache, ImageCache(dataset.index, IMGSZ, False)[3]
+    cache, expected = dataset.cache, ImageCache(dataset.index, IMGSZ, "off")[3]
     first = cache[3].copy()
     assert np.array_equal(first, expected)
     start, stop = int(cache._offsets[3]), int(cache._offsets[4])
-    cache._pixels.array()[(start + stop) // 2 : stop] = 0
+    cache._kept._pixels.array()[(start + stop) // 2 : stop] = 0
     cache._seen[3] = 0  # as in another process
     assert np.array_equal(cache[3], expected)
 

@@ -135,10 +135,14 @@ class DataKeys(ClassKeys):
         Field(description="how those processes are started; auto: by what is safe on this system"),
     ] = "auto"
     cache: Annotated[
-        bool | Literal["auto"],
-        Words(also={"ram": True}, told={"disk": "images are kept in memory only: auto, true or false"}),
-        Field(description="keep resized images in memory; auto: if they fit"),
+        Literal["auto", "ram", "disk", "off"],
+        Words(also={"true": "ram", "yes": "ram", "on": "ram", "false": "off", "no": "off", "none": "off"}),
+        Field(description="where resized images are kept; auto: in memory, if all of them fit"),
     ] = "auto"
+    cache_gb: Annotated[
+        NotNegative | None,
+        Field(description="GiB that they may take; left out: most of what is free, with auto a quarter of it up to 8"),
+    ] = None
     bad_images: Annotated[
         Literal["skip", "error"],
         Words(),

@@ -1,7 +1,8 @@
 """What the loader hands to training: a sample, and a micro-batch of them."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from detector.data.image import PADDING
 class Sample(NamedTuple):
     """One training image with its boxes."""
 
-    image: np.ndarray  # (H, W, 3) uint8 RGB
+    image: np.ndarray  # (H, W, C) uint8
     boxes_xyxy: np.ndarray  # (N, 4) float32 pixels of the network input
     classes: np.ndarray  # (N,) int64
     index: int  # its slot in the epoch
@@ -26,7 +27,7 @@ class Batch(NamedTuple):
     Images that are damaged have no row in it and count for nothing; `bad` says which they were.
     """
 
-    images: Tensor  # (B, H, W, 3) uint8 RGB
+    images: Tensor  # (B, H, W, C) uint8
     boxes_xyxy: Tensor  # (N, 4) float32 pixels of the network input
     classes: Tensor  # (N,) int64
     image_index: Tensor  # (N,) int64, which of the B images a box belongs to, ascending
@@ -50,7 +51,7 @@ class Batch(NamedTuple):
         )
 
     def network_input(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """(B, 3, H, W) in 0..1, channels last in memory: a view of the images but for the conversion."""
+        """(B, C, H, W) in 0..1, channels last in memory: a view of the images but for the conversion."""
         return self.images.permute(0, 3, 1, 2).to(dtype).div_(255)
 
 
@@ -72,7 +73,7 @@ def recut_batches(batches: Sequence[Batch], micro_batches: Sequence[Sequence[int
 
     As at first, the damaged among them have no row, and one of which nothing is left is blank.
     """
-    blank = blank_batch(batches[0].images.shape[1])
+    blank = blank_batch(*batches[0].images.shape[2:])
     full = [batch for batch in batches if len(batch.samples)]
     whole = joined(full) if full else blank
     bad = {index for batch in batches for index in batch.bad.tolist()}
@@ -86,13 +87,13 @@ def recut_batches(batches: Sequence[Batch], micro_batches: Sequence[Sequence[int
     return cut
 
 
-def blank_batch(size: int, bad: Sequence[int] = ()) -> Batch:
+def blank_batch(size: int, channels: int = 3, bad: Sequence[int] = ()) -> Batch:
     """A grey image that is none of the data set's: what a device runs that has no image in a micro-batch.
 
     All ranks of a distributed step must run equally many passes; this one has no samples and counts for nothing.
     """
     nothing = torch.zeros(0, dtype=torch.int64)
-    grey = torch.full((1, size, size, 3), PADDING, dtype=torch.uint8)
+    grey = torch.full((1, size, size, channels), PADDING, dtype=torch.uint8)
     return Batch(
         images=grey,
         boxes_xyxy=torch.zeros(0, 4),
@@ -103,18 +104,37 @@ def blank_batch(size: int, bad: Sequence[int] = ()) -> Batch:
     )
 
 
-def collate(samples: Sequence[Sample]) -> Batch:
-    """Stacks the good ones of samples whose images have one size; blank where none is good."""
+def collate(samples: Sequence[Sample], images: np.ndarray | None = None) -> Batch:
+    """The good ones of samples whose images have one size, stacked; blank where none is good.
+
+    `images`: (B, H, W, C) those of the good ones, where they lie together already.
+    """
     bad = [sample.index for sample in samples if not sample.good]
     good = [sample for sample in samples if sample.good]
     if not good:
-        return blank_batch(samples[0].image.shape[0], bad)
+        return blank_batch(*samples[0].image.shape[1:], bad)
     counts = torch.tensor([len(sample.classes) for sample in good])
     return Batch(
-        images=torch.from_numpy(np.stack([sample.image for sample in good])),
+        images=torch.from_numpy(np.stack([sample.image for sample in good]) if images is None else images),
         boxes_xyxy=torch.from_numpy(np.concatenate([sample.boxes_xyxy for sample in good])),
         classes=torch.from_numpy(np.concatenate([sample.classes for sample in good])),
         image_index=torch.repeat_interleave(torch.arange(len(good)), counts),
         samples=torch.tensor([sample.index for sample in good]),
         bad=torch.tensor(bad, dtype=torch.int64),
     )
+
+
+def training_batch(dataset: Any, plan: Sequence[Any], memory: np.ndarray, before: Callable[[], None]) -> Batch:
+    """The micro-batch of a training set's samples; its images are drawn where it lies, in the first bytes of `memory`.
+
+    `before` is called before each sample.
+    """
+    shape = (len(plan), dataset.imgsz, dataset.imgsz, dataset.channels)
+    rows = memory[: math.prod(shape)].reshape(shape)
+    samples: list[Sample] = []
+    count = 0
+    for position in plan:
+        before()
+        samples.append(dataset.draw(position, rows[count]))
+        count += samples[-1].good  # a damaged one has no row
+    return collate(samples, rows[:count])

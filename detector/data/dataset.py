@@ -1,14 +1,16 @@
 """The images of an index as training and validation see them."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.random import Generator
 
-from detector.data.augment import Augmentation, Example, cutmix, mixup, random_flips, random_hsv, random_perspective
+from detector.data.augment import Augmentation, Example, cutmix, mixup, random_flips, random_hsv
 from detector.data.batch import Sample
-from detector.data.cache import ImageCache
+from detector.data.cache import ImageCache, Mode
+from detector.data.compose import Plane, random_perspective
 from detector.data.image import (
     PADDING,
     DamagedImageError,
@@ -19,12 +21,15 @@ from detector.data.image import (
 )
 from detector.data.index import Index
 from detector.data.mosaic import mosaic, mosaic_centre
+from detector.data.neighbours import Neighbours
 from detector.data.public_letterbox import batch_shapes, public_letterbox
 from detector.data.sampling import Sampling
 from detector.errors import DataError
 from detector.rng import Purpose, generator
 
 __all__ = ["Letterbox", "TrainingSet", "ValidationSet"]
+
+LATELY = 1024  # images whose resized boxes are at hand
 
 BadImages = Literal["skip", "error"]  # what becomes of damaged images: they count for nothing, or stop the run
 
@@ -49,73 +54,113 @@ class TrainingSet:
         seed: int,
         epochs: int,
         close_mosaic: int,
-        cache: bool | Literal["auto"] = "auto",
+        cache: Mode = "auto",
         bad_images: BadImages = "skip",
         sampling: Sampling | None = None,
+        *,
+        budget: int | None = None,
+        cache_folder: Path | None = None,
+        processes: int = 0,
     ) -> None:
+        """`budget`: bytes of the cache, `cache_folder`: of its file, `processes`: that make samples (`ImageCache`)."""
         self.index, self.imgsz, self.seed, self.bad_images = index, imgsz, seed, bad_images
         self.sampling = sampling or Sampling(np.ones(len(index)), seed)
         self.drawn = self.sampling.drawn  # epoch -> (n,) the image in each slot
         self.first_plain_epoch = epochs - close_mosaic
         self.augmentation = augmentation
         self.plain = replace(augmentation, mosaic=0.0, mixup=0.0, cutmix=0.0)
-        self.cache = ImageCache(index, imgsz, cache)
+        self.cache = ImageCache(index, imgsz, cache, budget, cache_folder, processes)
+        self.neighbours = Neighbours(len(index), seed)
+        self._lately: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # boxes that were asked for lately
         self._damaged: set[int] = set()  # as far as this process has come upon them: it decodes them once
 
     def __len__(self) -> int:
         return len(self.index)
 
+    @property
+    def channels(self) -> int:
+        return self.cache.channels
+
     def __getitem__(self, position: tuple[int, int]) -> Sample:
-        """The sample (epoch, slot): mosaic, perspective, mixup, cutmix, HSV and flips, in this order."""
+        """The sample (epoch, slot)."""
+        return self.draw(position, np.empty((self.imgsz, self.imgsz, self.channels), dtype=np.uint8))
+
+    def draw(self, position: tuple[int, int], out: np.ndarray) -> Sample:
+        """The same, its image in `out`: mosaic, perspective, mixup, cutmix, HSV, flips, in this order."""
         epoch, slot = position
-        drawn = self.drawn(epoch)
         strengths = self.plain if epoch >= self.first_plain_epoch else self.augmentation
-        random = generator(self.seed, Purpose.SAMPLE, epoch, slot)
-        own = self._fitted(int(drawn[slot]))
+        draw = _Draw(self, epoch, slot, strengths, generator(self.seed, Purpose.SAMPLE, epoch, slot))
+        own, random = self.fitted(int(draw.drawn[slot]), draw.place), draw.random
         if own is None:
-            grey = _grey(self.imgsz, self.imgsz)
-            return Sample(grey.image, grey.boxes_xyxy.astype(np.float32), grey.classes, slot, good=False)
-        example = self._composed(own, drawn, strengths, random)
+            out.fill(PADDING)
+            return Sample(out, np.zeros((0, 4), dtype=np.float32), np.zeros(0, dtype=np.int64), slot, good=False)
+        example = draw.view(own, out)
         if random.random() < strengths.mixup:
-            example = mixup(example, self._composed(self._partner(drawn, random), drawn, strengths, random), random)
+            example = mixup(example, draw.view(draw.partner(), np.empty_like(out)), random)
         if random.random() < strengths.cutmix:
-            example = cutmix(example, self._composed(self._partner(drawn, random), drawn, strengths, random), random)
-        example = example._replace(image=random_hsv(example.image, strengths, random))
+            example = cutmix(example, draw.view(draw.partner(), np.empty_like(out)), random)
+        random_hsv(out, strengths, random)
         example = random_flips(example, strengths, random)
-        return Sample(example.image, example.boxes_xyxy.astype(np.float32), example.classes, slot)
+        return Sample(out, example.boxes_xyxy.astype(np.float32, order="C"), example.classes, slot)
 
-    def _composed(self, example: Example, drawn: np.ndarray, strengths: Augmentation, random: Generator) -> Example:
-        """An image after mosaic and perspective, imgsz x imgsz."""
-        if random.random() < strengths.mosaic:
-            tiles = [example, *(self._partner(drawn, random) for _ in range(3))]
-            example = mosaic(tiles, self.imgsz, mosaic_centre(self.imgsz, random))
-        # Without: its long side is imgsz already, and the warp's grey border is the padding of a letterbox.
-        return random_perspective(example, self.imgsz, strengths, random)
+    def fitted(self, i: int, place: int) -> Example | None:
+        """Image i, which stands at a place of the epoch's order, with its long side imgsz.
 
-    def _partner(self, drawn: np.ndarray, random: Generator) -> Example:
-        """The image of a random slot of the epoch; a damaged one is grey and has no boxes."""
-        i = int(drawn[random.integers(len(drawn))])
-        example = self._fitted(i)
-        return _grey(*fitted_size(*self.index.size(i), self.imgsz)) if example is None else example
-
-    def _fitted(self, i: int) -> Example | None:
-        """Image i with its long side imgsz; None where it is damaged and `bad_images` says to skip it."""
+        None where it is damaged and `bad_images` says to skip it.
+        """
         if i in self._damaged:
             return None
         try:
-            image = self.cache[i]
+            image = self.cache.image(i, place)
         except DamagedImageError:
             if self.bad_images == "error":
                 raise
             self._damaged.add(i)
             return None
-        ratio = np.array((image.shape[1] / self.index.widths[i], image.shape[0] / self.index.heights[i]))
-        return Example(image, self.index.boxes_xyxy(i) * np.tile(ratio, 2), self.index.labels(i))
+        return Example(image, *self._boxes(i))
+
+    def _boxes(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+        """(N, 4) boxes of image i in pixels of the resized one, and (N,) classes."""
+        if (found := self._lately.get(i)) is None:
+            (height, width), (new_height, new_width) = self.index.size(i), self.cache.shape(i)[:2]
+            ratios = np.array((new_width / width, new_height / height) * 2)
+            found = self.index.boxes_xyxy(i) * ratios, self.index.labels(i)
+            if len(self._lately) >= LATELY:
+                self._lately.clear()
+            self._lately[i] = found
+        return found
 
 
-def _grey(height: int, width: int) -> Example:
+class _Draw:
+    """What is random about one sample."""
+
+    def __init__(self, images: TrainingSet, epoch: int, i: int, strengths: Augmentation, random: Generator) -> None:
+        self.images, self.epoch, self.strengths, self.random = images, epoch, strengths, random
+        self.place = images.neighbours.place(epoch, i)
+
+    def view(self, example: Example, out: np.ndarray) -> Example:
+        """An image after mosaic and perspective, in `out`."""
+        size = self.images.imgsz
+        if self.random.random() < self.strengths.mosaic:
+            tiles = [example, *(self.partner() for _ in range(3))]
+            plane = mosaic(tiles, size, mosaic_centre(size, self.random))
+        else:  # its long side is imgsz already, and the grey around it is the padding of a letterbox
+            plane = Plane.of(example)
+        return random_perspective(plane, out, self.strengths, self.random)
+
+    def partner(self) -> Example:
+        """A random one of the near images; a damaged one is grey and has no boxes."""
+        images, near = self.images, self.images.neighbours
+        place, i = near.near_place(self.epoch, self.place, int(self.random.integers(near.near)))
+        example = images.fitted(i, place)
+        if example is None:
+            return _grey(*fitted_size(*images.index.size(i), images.imgsz), images.channels)
+        return example
+
+
+def _grey(height: int, width: int, channels: int) -> Example:
     """A grey image without boxes."""
-    image = np.full((height, width, 3), PADDING, dtype=np.uint8)
+    image = np.full((height, width, channels), PADDING, dtype=np.uint8)
     return Example(image, np.zeros((0, 4)), np.zeros(0, dtype=np.int64))
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from detector import distributed
-from detector.data.batch import Batch, collate
+from detector.data.batch import Batch, training_batch
 from detector.data.dataset import Letterbox, TrainingSet, ValidationSet
-from detector.data.workers import Plan, Workers, go_on, start_method
+from detector.data.workers import Make, Plan, Workers, go_on, start_method
 
 MicroBatch = tuple[int, Sequence[int]]  # epoch, indices of the images
 ValidationBatch = tuple[Tensor, list[Letterbox], list[int]]  # (B, H, W, 3) uint8, mappings, indices
@@ -25,8 +25,8 @@ ValidationBatch = tuple[Tensor, list[Letterbox], list[int]]  # (B, H, W, 3) uint
 class _Loader:
     """Batches of a data set; the workers start with the first and live until `close`, or as long as the loader."""
 
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], workers: int, start: str) -> None:
-        self._dataset, self._collate = dataset, collate
+    def __init__(self, dataset: Any, make: Make, workers: int, start: str) -> None:
+        self._dataset, self._make = dataset, make
         self._count, self._method = workers, start_method(start) if workers else ""
         self._workers: Workers | None = None
 
@@ -45,28 +45,24 @@ class _Loader:
     ) -> Iterator[Any]:
         """The batches of the plans, whose images take at most `batch_bytes` each."""
         if not self._count or not plans:
-            yield from self._made_here(plans, waiting)
+            yield from self._made_here(plans, batch_bytes, waiting)
             return
         count, present = min(self._count, len(plans)), self._workers
         if present is None or present.closed or present.count < count or present.batch_bytes < batch_bytes:
             self.close()
-            self._workers = Workers(self._dataset, self._collate, count, batch_bytes, self._method, waiting)
+            self._workers = Workers(self._dataset, self._make, count, batch_bytes, self._method, waiting)
         yield from self._workers.batches(plans, own, waiting)
 
-    def _made_here(self, plans: Sequence[Plan], waiting: Callable[[], None]) -> Iterator[Any]:
+    def _made_here(self, plans: Sequence[Plan], batch_bytes: int, waiting: Callable[[], None]) -> Iterator[Any]:
         for plan in plans:
-            items = []
-            for item in plan:
-                waiting()
-                items.append(self._dataset[item])
-            yield self._collate(items)
+            yield self._make(self._dataset, plan, np.empty(batch_bytes, dtype=np.uint8), waiting)
 
 
 class TrainingLoader(_Loader):
     """Training micro-batches, in pinned memory if asked."""
 
     def __init__(self, dataset: TrainingSet, workers: int, pin_memory: bool, start: str = "auto") -> None:
-        super().__init__(dataset, collate, workers, start)
+        super().__init__(dataset, training_batch, workers, start)
         self._pin = pin_memory
 
     def batches(self, micro_batches: Iterable[MicroBatch], waiting: Callable[[], None] = go_on) -> Iterator[Batch]:
@@ -76,7 +72,7 @@ class TrainingLoader(_Loader):
         image cannot be read, TrainingError when a worker has died or falls silent.
         """
         plans = [[(epoch, int(i)) for i in samples] for epoch, samples in micro_batches]
-        largest = 3 * self._dataset.imgsz**2 * max(map(len, plans), default=0)
+        largest = self._dataset.channels * self._dataset.imgsz**2 * max(map(len, plans), default=0)
         for batch in self._batches(plans, largest, self._own, waiting):
             yield self._own(batch) if self._pin and not self._count else batch
 
@@ -150,8 +146,14 @@ def validation_batches(
         loader.close()
 
 
-def _stacked(items: Sequence[tuple[np.ndarray, Letterbox, int] | None]) -> ValidationBatch | None:
-    whole = [item for item in items if item is not None]
+def _stacked(
+    dataset: ValidationSet, plan: Plan, memory: np.ndarray, before: Callable[[], None]
+) -> ValidationBatch | None:
+    whole = []
+    for i in plan:
+        before()
+        if (item := dataset[i]) is not None:
+            whole.append(item)
     if not whole:
         return None
     images, mappings, indices = zip(*whole, strict=True)

@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 from numpy.random import Generator
 
-from detector.data.augment import Example, areas, clipped_boxes
-from detector.data.image import PADDING
+from detector.data.augment import Example
+from detector.data.compose import Part, Plane
 
 
 def mosaic_centre(size: int, generator: Generator) -> tuple[int, int]:
@@ -15,23 +14,16 @@ def mosaic_centre(size: int, generator: Generator) -> tuple[int, int]:
     return int(x), int(y)
 
 
-def mosaic(tiles: Sequence[Example], size: int, centre: tuple[int, int]) -> Example:
-    """A grey canvas of 2 size x 2 size pixels with four tiles around `centre`: top left, top right, bottom left, right.
+def mosaic(tiles: Sequence[Example], size: int, centre: tuple[int, int]) -> Plane:
+    """A plane of 2 size x 2 size pixels with four tiles around `centre`: top left, top right, bottom left, right.
 
-    The tiles are not resized but cropped by the canvas. Boxes move along and are clipped, empty ones are dropped.
+    The tiles are not resized but cut off by the plane's edges.
     """
-    side, (x, y) = 2 * size, centre
-    canvas = np.full((side, side, 3), PADDING, dtype=np.uint8)
-    boxes, classes = [], []
+    x, y = centre
+    parts = []
     for position, tile in enumerate(tiles):
         height, width = tile.image.shape[:2]
         left = x if position % 2 else x - width
         top = y if position // 2 else y - height
-        low_x, low_y, high_x, high_y = max(left, 0), max(top, 0), min(left + width, side), min(top + height, side)
-        canvas[low_y:high_y, low_x:high_x] = tile.image[low_y - top : high_y - top, low_x - left : high_x - left]
-        shift = np.array((left, top, left, top))
-        moved_xyxy = clipped_boxes(tile.boxes_xyxy + shift, (low_x, low_y, high_x, high_y))
-        kept = areas(moved_xyxy) > 0
-        boxes.append(moved_xyxy[kept])
-        classes.append(tile.classes[kept])
-    return Example(canvas, np.concatenate(boxes), np.concatenate(classes))
+        parts.append(Part(tile, left, top))
+    return Plane(2 * size, 2 * size, tuple(parts))

@@ -33,6 +33,8 @@ from detector.data.shared import SharedMemory
 from detector.errors import ConfigError, DataError, TrainingError
 
 Plan = Sequence[Any]  # the items of a data set that make a batch
+# A batch of a data set's items, with bytes that it may lie in, and what is called before each item.
+Make = Callable[[Any, Plan, np.ndarray, Callable[[], None]], Any]
 PREFETCH = 2  # batches that each worker is ahead
 POLL = 0.2  # seconds between two looks at whoever waits
 SILENCE = 300.0  # seconds in which a worker that is waited for must finish an item
@@ -84,21 +86,37 @@ class _Pickler(pickle.Pickler):
 
 
 def _pack(value: Any, slot: memoryview) -> _Packed:
+    """A value that is to be read elsewhere. Those of its arrays that lie in the slot already stay where they are."""
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
     _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
     arrays: list[tuple[int, int] | bytes] = []
-    start = 0
-    for buffer in buffers:
-        with buffer.raw() as raw:
-            stop = start + raw.nbytes
-            if stop > len(slot):
-                arrays.append(bytes(raw))
-                continue
+    raws = [buffer.raw() for buffer in buffers]
+    spans = [_span(raw, slot) for raw in raws]
+    start = _aligned(max((stop for _, stop in filter(None, spans)), default=0))
+    for raw, span in zip(raws, spans, strict=True):
+        stop = start + raw.nbytes
+        if span:
+            arrays.append(span)
+        elif stop > len(slot):
+            arrays.append(bytes(raw))
+        else:
             slot[start:stop] = raw
             arrays.append((start, stop))
-            start = -(-stop // ALIGNMENT) * ALIGNMENT
+            start = _aligned(stop)
     return _Packed(stream.getvalue(), arrays)
+
+
+def _aligned(byte: int) -> int:
+    return -(-byte // ALIGNMENT) * ALIGNMENT
+
+
+def _span(raw: memoryview, slot: memoryview) -> tuple[int, int] | None:
+    """From which byte of the slot to which these bytes are, if they are part of it."""
+    if not raw.nbytes or not slot.nbytes:
+        return None
+    start = _address(raw) - _address(slot)
+    return (start, start + raw.nbytes) if 0 <= start <= len(slot) - raw.nbytes else None
 
 
 def _unpack(packed: _Packed, slot: memoryview) -> Any:
@@ -107,9 +125,13 @@ def _unpack(packed: _Packed, slot: memoryview) -> Any:
     return pickle.loads(packed.content, buffers=buffers)
 
 
+def _address(memory: memoryview) -> int:
+    return np.frombuffer(memory, np.uint8).ctypes.data
+
+
 @dataclass(frozen=True)
 class _Desk:
-    """The memory between the workers and who reads: a count of finished items each, and the slots of batches."""
+    """The memory between the workers and who reads: a count of items each, and the slots of batches."""
 
     PAGE: ClassVar[int] = 4096  # bytes; counts, too, lie so far apart that writing one disturbs no other
 
@@ -122,7 +144,7 @@ class _Desk:
         size = -(-(slot_bytes + SPARE) // cls.PAGE) * cls.PAGE
         return cls(SharedMemory(workers * (cls.PAGE + PREFETCH * size)), workers, size)
 
-    def finished(self, worker: int) -> np.ndarray:
+    def begun(self, worker: int) -> np.ndarray:
         """(1,) int64, the worker's count."""
         return self.memory.array(np.int64, self.PAGE * worker, 1)
 
@@ -144,13 +166,13 @@ class Workers:
     def __init__(
         self,
         dataset: Any,
-        collate: Callable[[list[Any]], Any],
+        make: Make,
         count: int,
         batch_bytes: int,
         method: str,
         waiting: Callable[[], None] = go_on,
     ) -> None:
-        """Batches are `collate([dataset[item] for item in plan])`; `batch_bytes`: of the largest one's images.
+        """Batches are `make(dataset, plan, ...)`; `batch_bytes`: of the largest one's images.
 
         Raises TrainingError where the system gives no memory or no processes.
         """
@@ -166,9 +188,9 @@ class Workers:
         try:
             self._desk = _Desk.of(count, batch_bytes)
             if method == "fork":
-                self._start_all(method, dataset, collate)
+                self._start_all(method, dataset, make)
             else:  # a forkserver answers once it has imported torch
-                _in_thread(partial(self._start_all, method, dataset, collate), waiting)
+                _in_thread(partial(self._start_all, method, dataset, make), waiting)
         except (OSError, EOFError) as error:
             self.close()
             raise TrainingError(
@@ -179,18 +201,18 @@ class Workers:
             self.close()
             raise
 
-    def _start_all(self, method: str, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
+    def _start_all(self, method: str, dataset: Any, make: Make) -> None:
         context = multiprocessing.get_context(method)
         if method == "forkserver":
             context.set_forkserver_preload([__name__, "detector.data.dataset"])  # imported once, for all
         with _main_module_hidden():
             for number in range(self.count):
-                self._start(context, number, dataset, collate)
+                self._start(context, number, dataset, make)
 
-    def _start(self, context: Any, number: int, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
+    def _start(self, context: Any, number: int, dataset: Any, make: Make) -> None:
         ours, theirs = multiprocessing.Pipe()
         with theirs:  # ours alone would stay open, but for the worker's: when that ends, we read an end of file
-            arguments = (dataset, collate, theirs, self._desk, number)
+            arguments = (dataset, make, theirs, self._desk, number)
             process = context.Process(target=_work, args=arguments, name=f"loader-{number}", daemon=True)
             self._connections.append(ours)
             process.start()
@@ -238,7 +260,7 @@ class Workers:
                 heard = self._listen(first, waiting)
                 self._ask(todo)  # an earlier pass may have held all slots
                 worker = self._tasks[min(self._tasks.keys() - self._arrived.keys(), default=number)].worker
-                now = worker, int(self._desk.finished(worker)[0])
+                now = worker, int(self._desk.begun(worker)[0])
                 silent = 0.0 if heard or now != before else silent + POLL
                 before = now
                 if silent >= SILENCE:
@@ -294,7 +316,7 @@ class Workers:
             name = signal.Signals(-status).name
             how = f"was ended by {name}" + (", as the system does where memory runs out" if name == "SIGKILL" else "")
         return (
-            f"a loader process (pid {process.pid}) {how}. If it happens again, workers=1 and cache=false take less "
+            f"a loader process (pid {process.pid}) {how}. If it happens again, workers=1 and cache=off take less "
             "memory, and workers=0 loads without such processes"
         )
 
@@ -348,20 +370,22 @@ def _main_module_hidden() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _work(dataset: Any, collate: Callable[[list[Any]], Any], connection: Connection, desk: _Desk, number: int) -> None:
+def _work(dataset: Any, make: Make, connection: Connection, desk: _Desk, number: int) -> None:
     """What a worker does until its parent is gone, or ends it."""
     _settle()
     parent = multiprocessing.parent_process().sentinel
-    finished = desk.finished(number)
+    begun = desk.begun(number)
+
+    def count() -> None:
+        begun[0] += 1
+
     with suppress(EOFError, OSError):  # nobody listens any more
         while parent not in wait([connection, parent]):
             batch, slot, plan = connection.recv()
             try:
-                items = []
-                for item in plan:
-                    items.append(dataset[item])
-                    finished += 1
-                result: Any = _pack(collate(items), desk.slot(slot))
+                memory = desk.slot(slot)
+                made = make(dataset, plan, np.frombuffer(memory, np.uint8), count)
+                result: Any = _pack(made, memory)
             except DataError as error:
                 result = error
             except Exception:

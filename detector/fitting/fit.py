@@ -65,9 +65,11 @@ def bench(settings: Settings, device: torch.device, devices: int, memory: int | 
 
 
 def kept_images(training: Index, settings: Settings) -> int:
-    """Bytes of the image cache that the run's own process touches: with loader processes it is they who fill it."""
-    cache = training_set(training, settings).cache
-    return cache.bytes if cache.enabled and worker_count(settings.workers) == 0 else 0
+    """Bytes of decoded images in the run's own process: with loader processes it is they who have them."""
+    if worker_count(settings.workers):
+        return 0
+    mode = "off" if settings.cache == "disk" else settings.cache  # a trial writes no file
+    return training_set(training, settings.model_copy(update={"cache": mode})).cache.memory_bytes
 
 
 def budget(device: torch.device, devices: int, memory: int | None) -> int:

@@ -145,7 +145,7 @@ def prepared(job: Job, device: torch.device) -> tuple[TrainState, Callable[[], b
 def load_and_draw(job: Job, batch: Batch, folder: Path) -> None:
     """Augment images where a run does so itself, and draw a micro-batch."""
     if worker_count(job.settings.workers) == 0:
-        training = training_set(job.training, job.settings.model_copy(update={"cache": False}))
+        training = training_set(job.training, job.settings.model_copy(update={"cache": "off"}))
         for i in range(min(LOADED, len(training))):
             training[0, i]
     if job.settings.plots:

@@ -251,6 +251,9 @@ def training_set(index: Index, settings: Settings) -> TrainingSet:
         settings.cache,
         settings.bad_images,
         sampling_of(index, settings.sampling, settings.seed),
+        budget=None if settings.cache_gb is None else int(settings.cache_gb * 2**30),
+        cache_folder=settings.cache_dir or settings.data.parent,
+        processes=worker_count(settings.workers),
     )
 
 
@@ -318,6 +321,7 @@ def introduce(run: Run) -> None:
     say(f"data      {data}; {settings.data}")
     introduce_balance(run)
     say(f"device    {run.device}, {state.precision.name}, imgsz {settings.imgsz}, {run.workers} loader processes")
+    say(f"cache     {run.training.cache.told()}")
     say(
         f"window    {cut.window} images a step = {state.batch} a micro-batch x {accumulate} accumulated x "
         f"{devices}; {steps:,} steps an epoch, {total:,} in all"

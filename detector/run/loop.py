@@ -182,7 +182,7 @@ def my_micro_batches(run: Run, windows: Sequence[Window]) -> Iterator[Batch]:
     plan = [(run.state.epoch, micro) for micro in mine if micro]
     batches = run.loaders.training.batches(plan, run.interruption.end_wait)
     for micro in mine:
-        yield next(batches) if micro else blank_batch(run.settings.imgsz)
+        yield next(batches) if micro else blank_batch(run.settings.imgsz, run.training.channels)
 
 
 def gpu_memory(device: torch.device) -> int | None:

@@ -10,9 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
-
-from detector.rng import Purpose, generator
+from detector.rng import epoch_order
 
 
 @dataclass(frozen=True)
@@ -123,11 +121,6 @@ def recut(window: Window, batch: int) -> Window:
     """The same images on the same devices, in micro-batches of at most `batch`."""
     samples = [sample for device in window.micro_batches for micro in device for sample in micro]
     return replace(window, micro_batches=split(samples, batch, len(window.micro_batches)))
-
-
-def epoch_order(images: int, seed: int, epoch: int) -> np.ndarray:
-    """(images,) the order of the samples in an epoch; a function of (seed, epoch) alone."""
-    return generator(seed, Purpose.ORDER, epoch).permutation(images)
 
 
 def epoch_windows(

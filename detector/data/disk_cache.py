@@ -1,0 +1,85 @@
+"""A file of decoded images, which is mapped into memory by every process of a run and taken up by later runs.
+
+Its name holds a digest of what its pixels follow from: the images' paths, sizes and times of change, and imgsz. So it
+is never out of date, only unused, and may be deleted at any time.
+"""
+
+import hashlib
+import mmap
+import os
+import shutil
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+
+from detector.data.index import Index
+
+FORMAT = 1  # of the file; another one has another name
+
+
+class DiskPixels:
+    """As `cache.RamPixels`, in a file: the checksums, then the pixels."""
+
+    def __init__(self, index: Index, imgsz: int, images: int, pixel_bytes: int, folder: Path) -> None:
+        """Of the first `images` of the index. Raises OSError where no such file can be made in the folder."""
+        self.images, self.size = images, 8 * images + pixel_bytes
+        self.path = folder / f"images-{imgsz}-{_digest(index, imgsz, images)}.pixels"
+        if not self.path.is_file() or self.path.stat().st_size != self.size:
+            _create(self.path, self.size)
+        self._attach()
+
+    def pixels(self, start: int, stop: int) -> np.ndarray:
+        """(stop - start,) uint8, to read."""
+        return np.frombuffer(self._map, np.uint8, stop - start, 8 * self.images + start)
+
+    def checksums(self) -> np.ndarray:
+        """(images,) uint64; 0: nothing was kept yet."""
+        return np.frombuffer(self._map, np.uint64, self.images)
+
+    def write(self, start: int, pixels: np.ndarray) -> None:
+        self.pixels(start, start + len(pixels))[:] = pixels
+
+    def _attach(self) -> None:
+        with open(self.path, "r+b") as file:
+            self._map = mmap.mmap(file.fileno(), self.size)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name != "_map"}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._attach()
+
+
+def free_space(folder: Path) -> int:
+    """Bytes that are free for a folder, which need not exist yet."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def _digest(index: Index, imgsz: int, images: int) -> str:
+    digest = hashlib.sha256(f"{FORMAT} {imgsz} {images} {getattr(index, 'channels', 3)}".encode())
+    for i in range(images):
+        path = index.path(i)
+        status = path.stat()
+        digest.update(os.fsencode(path.absolute()) + f"\0{status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:24]
+
+
+def _create(path: Path, size: int) -> None:
+    """A file of zeros that has its place on the disk: a map of a file that has none ends the process on a full disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{uuid4().hex[:8]}")
+    try:
+        with open(unfinished, "xb") as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            else:
+                for start in range(0, size, 2**24):
+                    file.write(bytes(min(2**24, size - start)))
+        os.replace(unfinished, path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
