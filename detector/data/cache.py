@@ -14,7 +14,6 @@ four times.
 """
 
 import zlib
-from collections import OrderedDict
 from pathlib import Path
 from typing import Literal
 
@@ -129,7 +128,7 @@ class ImageCache:
         return self.image(i, i)
 
     def image(self, i: int, place: int) -> np.ndarray:
-        """The same; `place`: where image i stands in the epoch's order, near which other images are asked for."""
+        """The same; `place`: where image i stands in the order in which images are asked for, about."""
         image = self._kept_image(i) if i < self.count else self._recent_image(i, place)
         image.flags.writeable = False
         return image
@@ -166,16 +165,17 @@ class ImageCache:
         return kept.reshape(self.shape(i))
 
     def _recent_image(self, i: int, place: int) -> np.ndarray:
-        image = self._recent.pop(i, None)
-        if image is None and self._ring is not None:
-            image = self._ring.get(place, i, self.shape(i))
+        found = self._recent.get(place)
+        if found is not None and found[0] == i:
+            return found[1]
+        image = self._ring.get(place, i, self.shape(i)) if self._ring else None
         if image is None:
             image = self._load(i)
-            if self._ring is not None:
+            if self._ring:
                 self._ring.put(place, i, image)
-        self._recent[i] = image
-        if len(self._recent) > self._most_recent:
-            self._recent.popitem(last=False)
+        if len(self._recent) >= self._most_recent:
+            del self._recent[min(self._recent)]  # what stands furthest back is asked for no more
+        self._recent[place] = i, image
         return image
 
     def _load(self, i: int) -> np.ndarray:
@@ -183,7 +183,7 @@ class ImageCache:
 
     def _forget(self) -> None:
         self._seen = bytearray(self.count)  # 1: agreed with its checksum, in this process
-        self._recent: OrderedDict[int, np.ndarray] = OrderedDict()
+        self._recent: dict[int, tuple[int, np.ndarray]] = {}  # by place
 
     def __getstate__(self) -> dict[str, object]:
         """For another process, where nothing was seen yet; the memory may be the same or a new one."""

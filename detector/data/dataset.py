@@ -104,7 +104,7 @@ class TrainingSet:
         return Sample(out, example.boxes_xyxy.astype(np.float32, order="C"), example.classes, slot)
 
     def fitted(self, i: int, place: int) -> Example | None:
-        """Image i, which stands at a place of the epoch's order, with its long side imgsz.
+        """Image i, which stands at a place of the order of all epochs, with its long side imgsz.
 
         None where it is damaged and `bad_images` says to skip it.
         """
@@ -135,7 +135,7 @@ class _Draw:
     """What is random about one sample."""
 
     def __init__(self, images: TrainingSet, epoch: int, i: int, strengths: Augmentation, random: Generator) -> None:
-        self.images, self.epoch, self.strengths, self.random = images, epoch, strengths, random
+        self.images, self.strengths, self.random = images, strengths, random
         self.place = images.neighbours.place(epoch, i)
 
     def view(self, example: Example, out: np.ndarray) -> Example:
@@ -151,7 +151,7 @@ class _Draw:
     def partner(self) -> Example:
         """A random one of the near images; a damaged one is grey and has no boxes."""
         images, near = self.images, self.images.neighbours
-        place, i = near.near_place(self.epoch, self.place, int(self.random.integers(near.near)))
+        place, i = near.partner(self.place, int(self.random.integers(near.near)))
         example = images.fitted(i, place)
         if example is None:
             return _grey(*fitted_size(*images.index.size(i), images.imgsz), images.channels)

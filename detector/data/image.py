@@ -19,6 +19,7 @@ from detector.errors import DataError
 PADDING = 114  # the grey around images
 
 
+SHIFT = 0.25  # pixels of the resized image by which its edge may be off
 # OpenCV's flags of reduced decoding in RGB, which has no names of its own: those of grey without what makes it grey.
 REDUCED = {
     2: cv2.IMREAD_REDUCED_GRAYSCALE_2 | cv2.IMREAD_COLOR_RGB,
@@ -115,7 +116,7 @@ def read_fitted(path: str | Path, imgsz: int, size: tuple[int, int]) -> np.ndarr
     A JPEG of twice, four or eight times that size or more is decoded at that fraction of it. Its decoder averages then
     as the resizing would, to about a level, in a third of the time. Errors are those of `read_rgb`.
     """
-    factor = max((one for one in REDUCED if max(size) >= one * imgsz), default=1)
+    factor = max((one for one in REDUCED if max(size) >= one * imgsz and _divides(one, size, imgsz)), default=1)
     image = _reduced(path, factor, size) if factor > 1 else None
     if image is None:
         return fit_long_side(read_rgb(path, size), imgsz)
@@ -123,6 +124,12 @@ def read_fitted(path: str | Path, imgsz: int, size: tuple[int, int]) -> np.ndarr
     if image.shape[:2] == (height, width):
         return image
     return cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
+
+
+def _divides(factor: int, size: tuple[int, int], imgsz: int) -> bool:
+    """Whether what is left over of an image, for which a row or column more is decoded, moves nothing noticeably."""
+    fitted = fitted_size(*size, imgsz)
+    return all(-side % factor / side * new <= SHIFT for side, new in zip(size, fitted, strict=True))
 
 
 def _reduced(path: str | Path, factor: int, size: tuple[int, int]) -> np.ndarray | None:

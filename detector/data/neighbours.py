@@ -20,15 +20,16 @@ class Neighbours:
         self._epoch = -1  # whose order is at hand
 
     def place(self, epoch: int, sample: int) -> int:
-        """Where in the epoch's order a sample stands."""
+        """Where a sample stands in the order of all epochs."""
         self._turn_to(epoch)
-        return int(self._places[sample])
+        return epoch * self.samples + int(self._places[sample])
 
-    def near_place(self, epoch: int, place: int, number: int) -> tuple[int, int]:
-        """Of the `near` samples near a place that with this number: its place, and which it is."""
+    def partner(self, place: int, number: int) -> tuple[int, int]:
+        """Of the `near` samples near a place the one with this number: its place, and which it is."""
+        epoch, here = divmod(place, self.samples)
         self._turn_to(epoch)
-        other = max(place + 1 - self.near, 0) + number
-        return other, int(self._order[other])
+        other = max(here + 1 - self.near, 0) + number
+        return epoch * self.samples + other, int(self._order[other])
 
     def _turn_to(self, epoch: int) -> None:
         if epoch != self._epoch:
