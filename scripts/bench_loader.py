@@ -18,15 +18,16 @@ import cv2
 import torch
 
 from detector.config.settings import Settings, load_settings
-from detector.data import cache, dataset
+from detector.data import dataset
 from detector.data.dataset import TrainingSet
+from detector.data.index import Index
 from detector.data.loader import TrainingLoader, worker_count
 from detector.rng import epoch_order
 from detector.run.build import indices, training_set
 
 IMAGES = 600  # at least, in a measurement
 PARTS = {
-    "read and decode": (cache, "read_fitted"),
+    "read and decode": (Index, "fitted"),
     "crop, resize, warp": (dataset, "random_perspective"),
     "mixup": (dataset, "mixup"),
     "cutmix": (dataset, "cutmix"),

@@ -134,9 +134,10 @@ class TrainingSet:
 class _Draw:
     """What is random about one sample."""
 
-    def __init__(self, images: TrainingSet, epoch: int, i: int, strengths: Augmentation, random: Generator) -> None:
+    def __init__(self, images: TrainingSet, epoch: int, slot: int, strengths: Augmentation, random: Generator) -> None:
         self.images, self.strengths, self.random = images, strengths, random
-        self.place = images.neighbours.place(epoch, i)
+        self.drawn = images.drawn(epoch)  # the image in each slot
+        self.place = images.neighbours.place(epoch, slot)
 
     def view(self, example: Example, out: np.ndarray) -> Example:
         """An image after mosaic and perspective, in `out`."""
@@ -151,7 +152,8 @@ class _Draw:
     def partner(self) -> Example:
         """A random one of the near images; a damaged one is grey and has no boxes."""
         images, near = self.images, self.images.neighbours
-        place, i = near.partner(self.place, int(self.random.integers(near.near)))
+        place, slot = near.partner(self.place, int(self.random.integers(near.near)))
+        i = int(self.drawn[slot])
         example = images.fitted(i, place)
         if example is None:
             return _grey(*fitted_size(*images.index.size(i), images.imgsz), images.channels)

@@ -4,6 +4,7 @@ Coordinates are continuous: pixel i covers i..i+1, so a box of a whole image is 
 factor multiplies boxes by it.
 """
 
+import io
 import math
 from pathlib import Path
 from typing import NamedTuple
@@ -11,9 +12,10 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from detector.data.decoding import pixels_of
-from detector.data.faults import DamagedError, RefusedError
-from detector.data.header import Range
+from detector.data.decoding import START, has_end, pixels_of
+from detector.data.faults import DamagedError, RefusedError, decoded_by_opencv
+from detector.data.header import Range, header_of
+from detector.data.orientation import upright
 from detector.errors import DataError
 
 PADDING = 114  # the grey around images
@@ -110,20 +112,25 @@ def resized(image: np.ndarray, height: int, width: int, method: int) -> np.ndarr
     return done[0] if len(done) == 1 else np.concatenate(done, axis=2)
 
 
-def read_fitted(path: str | Path, imgsz: int, size: tuple[int, int]) -> np.ndarray:
-    """(H, W, 3) uint8 RGB: `read_rgb` of an image of this (height, width), its long side resized to imgsz.
+def decode_fitted(
+    content: bytes,
+    place: str,
+    imgsz: int,
+    size: tuple[int, int],
+    channels: int = 3,
+    value_range: Range | None = None,
+) -> np.ndarray:
+    """(H, W, channels) uint8: `decode` of an image of this (height, width), its long side resized to imgsz.
 
     A JPEG of twice, four or eight times that size or more is decoded at that fraction of it. Its decoder averages then
-    as the resizing would, to about a level, in a third of the time. Errors are those of `read_rgb`.
+    as the resizing would, to about a level, in a third of the time. Errors are those of `decode`.
     """
     factor = max((one for one in REDUCED if max(size) >= one * imgsz and _divides(one, size, imgsz)), default=1)
-    image = _reduced(path, factor, size) if factor > 1 else None
+    image = _reduced(content, factor, size) if factor > 1 and channels == 3 else None
     if image is None:
-        return fit_long_side(read_rgb(path, size), imgsz)
+        return fit_long_side(decode(content, place, channels, size, value_range), imgsz)
     height, width = fitted_size(*size, imgsz)
-    if image.shape[:2] == (height, width):
-        return image
-    return cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
+    return image if image.shape[:2] == (height, width) else resized(image, height, width, cv2.INTER_AREA)
 
 
 def _divides(factor: int, size: tuple[int, int], imgsz: int) -> bool:
@@ -132,21 +139,19 @@ def _divides(factor: int, size: tuple[int, int], imgsz: int) -> bool:
     return all(-side % factor / side * new <= SHIFT for side, new in zip(size, fitted, strict=True))
 
 
-def _reduced(path: str | Path, factor: int, size: tuple[int, int]) -> np.ndarray | None:
+def _reduced(content: bytes, factor: int, size: tuple[int, int]) -> np.ndarray | None:
     """A JPEG at 1 / factor of its size, rounded up; None where it is none or is not what it should be."""
-    try:
-        content = Path(path).read_bytes()
-    except OSError:
-        return None
-    if not content.startswith(START) or not _has_end(content):
+    if not content.startswith(START) or not has_end(content):
         return None
     try:
-        image = cv2.imdecode(np.frombuffer(content, dtype=np.uint8), REDUCED[factor])
-    except cv2.error as error:
-        if error.code == cv2.Error.StsNoMem:
-            raise MemoryError(str(error)) from None
+        orientation = header_of(io.BytesIO(content)).orientation
+    except (DamagedError, RefusedError):
         return None
-    return image if image is not None and image.shape[:2] == tuple(-(-side // factor) for side in size) else None
+    image = decoded_by_opencv(content, REDUCED[factor] | cv2.IMREAD_IGNORE_ORIENTATION)
+    if image is None:
+        return None
+    image = upright(image, orientation)
+    return image if image.shape[:2] == tuple(-(-side // factor) for side in size) else None
 
 
 def letterbox_geometry(

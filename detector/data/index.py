@@ -20,7 +20,7 @@ from detector.classes import order_of
 from detector.data import shard
 from detector.data.findings import Finding, summaries
 from detector.data.header import Range
-from detector.data.image import decode
+from detector.data.image import decode, decode_fitted
 from detector.data.shared import SharedMemory
 from detector.data.storage import is_url
 from detector.errors import DataError
@@ -85,6 +85,10 @@ class Index:
     def image(self, i: int) -> np.ndarray:
         """(H, W, channels) uint8: image i as it is decoded. Errors are those of `content` and `decode`."""
         return decode(self.content(i), self.place(i), self.channels, self.size(i), self.value_range)
+
+    def fitted(self, i: int, imgsz: int) -> np.ndarray:
+        """(H, W, channels) uint8: the same with its long side resized to imgsz."""
+        return decode_fitted(self.content(i), self.place(i), imgsz, self.size(i), self.channels, self.value_range)
 
     def place(self, i: int) -> str:
         """Image i, in messages: its path, or train-000.tar:000001.jpg in a shard."""
