@@ -264,6 +264,17 @@ def test_remaining_time_counts_this_epoch_and_those_to_come(monkeypatch):
     assert stream.getvalue().count("\n") == 1
 
 
+def test_share_of_the_time_that_was_waited_for_data(monkeypatch):
+    now = iter([0.0, 2.0, 5.0, 12.0])
+    monkeypatch.setattr("detector.reporting.progress.time.perf_counter", lambda: next(now))
+    stream = io.StringIO()
+    with Progress(0, 1, images=10, stream=stream) as progress:
+        with progress.waiting():
+            pass
+        progress.update(10, {"box": 1.0}, 0.01, 1, 0)
+    assert "waited 25%" in stream.getvalue()
+
+
 def test_clock():
     assert [clock(s) for s in (7.4, 750, 10925, 183725)] == ["0:07", "12:30", "3:02:05", "2d 3:02:05"]
 

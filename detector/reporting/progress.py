@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TextIO
 
 from tqdm import tqdm
@@ -34,6 +35,7 @@ class Progress:
         self.epoch, self.epochs, self.images = epoch, epochs, images
         self.start = self.done = start
         self.began = time.perf_counter()
+        self.waited = 0.0  # seconds
         self.line = ""
         self.closed = not shown
         self.bar: Bar | None = None
@@ -54,6 +56,15 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The time in it is one of waiting for data, of which the share is shown."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.waited += time.perf_counter() - start
+
     def update(
         self,
         images_done: int,
@@ -62,7 +73,8 @@ class Progress:
         accumulate: int,
         memory_bytes: int | None = None,
     ) -> None:
-        """Shows that `images_done` images of the epoch are done, the losses by name, learning rate and accumulate.
+        """Shows that `images_done` images of the epoch are done, the losses by name, learning rate and accumulate, and
+        the share of the time that was waited for data.
 
         `memory_bytes` is what the GPU has allocated; without it the memory of this process is shown.
         """
@@ -74,6 +86,7 @@ class Progress:
             f"lr {lr:.2e}",
             f"acc {accumulate}",
             f"{rate:.1f} img/s",
+            f"waited {min(self.waited / seconds, 1):.0%}",
             f"{memory / 2**30:.2f} GiB",
         ]
         left, left_in_run = self._remaining(images_done, rate)
