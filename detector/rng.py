@@ -20,6 +20,7 @@ class Purpose(IntEnum):
     SCENE = 4  # a drawn scene of a synthetic data set
     FRACTION = 5  # the part of its images that a run trains on
     DRAW = 6  # the images of an epoch where some come more often than others
+    SIDE = 7  # the size of a step's images
 
 
 def generator(seed: int, purpose: Purpose, *position: int) -> np.random.Generator:

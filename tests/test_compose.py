@@ -30,12 +30,12 @@ def smooth(height: int, width: int, seed: int, channels: int = 3) -> Example:
 def slow_view(tiles, strengths: Augmentation, random: np.random.Generator):
     """The same view of one image, or of a mosaic of four, by a canvas and a warp: image, boxes and classes."""
     if len(tiles) == 1:
-        canvas, boxes, classes = tiles[0]
+        canvas, boxes, classes, _ = tiles[0]
     else:
         x, y = mosaic_centre(SIZE, random)
         canvas = np.full((2 * SIZE, 2 * SIZE, tiles[0].image.shape[2]), 114, np.uint8)
         boxes, classes = [], []
-        for number, (image, boxes_xyxy, labels) in enumerate(tiles):
+        for number, (image, boxes_xyxy, labels, _) in enumerate(tiles):
             height, width = image.shape[:2]
             left, top = (x, x - width)[number % 2 == 0], (y, y - height)[number < 2]
             padded = np.full((5 * SIZE, 5 * SIZE, image.shape[2]), 0, np.uint8)

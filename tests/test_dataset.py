@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from detector.data.augment import Augmentation
-from detector.data.batch import Batch, Sample, blank_batch, collate, recut_batches
+from detector.data.batch import Batch, Sample, blank_batch, collate, joined, recut_batches
 from detector.data.cache import ImageCache
 from detector.data.dataset import TrainingSet, ValidationSet
 from detector.data.description import load_description
@@ -180,6 +180,23 @@ def test_network_input_is_channels_last_in_0_1(dtype):
     assert out.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(out, (images.permute(0, 3, 1, 2).double() / 255).to(dtype))
     assert images.max() == 255
+
+
+@pytest.mark.parametrize("side", [32, 64, 96, 160])
+def test_a_resized_batch_is_the_same_however_it_is_cut(index, side):
+    """And its boxes stay on what they are around."""
+    dataset = training_set(index)
+    whole = collate([dataset[0, i] for i in range(9)])
+    resized = whole.resized(side)
+    assert resized.images.shape == (9, side, side, 3)
+    assert resized.images.dtype == torch.uint8
+    assert torch.equal(resized.boxes_xyxy, whole.boxes_xyxy * side / IMGSZ)
+    parts = [whole.part(start, start + 2).resized(side) for start in range(0, 9, 2)]
+    for a, b in zip(joined(parts), resized, strict=True):
+        assert torch.equal(a, b) or torch.equal(a, whole.bad)
+    expected = np.stack([cv2.resize(image, (side, side)) for image in whole.images.numpy()])
+    assert abs(resized.images.numpy().astype(int) - expected).max() <= 1
+    assert resized.network_input().is_contiguous(memory_format=torch.channels_last)
 
 
 def collected(dataset: TrainingSet, workers: int, epochs: list) -> list[Batch]:

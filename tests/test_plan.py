@@ -6,8 +6,11 @@ import pytest
 
 from detector.step.plan import (
     Cut,
+    Window,
     count_steps,
     epoch_windows,
+    input_side,
+    input_sides,
     lr_factor,
     next_window,
     nominal_cut,
@@ -172,3 +175,32 @@ def test_no_window_is_planned_larger_than_an_epoch(batch, images, devices, expec
     assert largest <= min(cut.window, images)
     assert cut.window - images < cut.batch * devices  # never more than one micro-batch each too large
     assert lr_factor(cut, 64, "linear") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("imgsz", "share", "stride", "sides"),
+    [
+        (640, 0.5, 32, (320, 960)),
+        (640, 0.0, 32, (640, 640)),
+        (640, 0.25, 32, (480, 800)),
+        (320, 0.33, 64, (192, 384)),
+        (64, 0.9, 32, (32, 96)),
+    ],
+)
+def test_sides_are_multiples_of_the_stride_and_all_of_them_are_met(imgsz, share, stride, sides):
+    assert input_sides(imgsz, share, stride) == sides
+    windows = [Window(epoch, done, ()) for epoch in range(20) for done in range(0, 1000, 50)]
+    found = [input_side(imgsz, share, stride, 3, window) for window in windows]
+    assert sorted(set(found)) == list(range(sides[0], sides[1] + 1, stride))
+    assert found == [input_side(imgsz, share, stride, 3, window) for window in windows]
+
+
+def test_side_does_not_depend_on_the_cut():
+    """Of windows that begin at the same image, whatever comes after and however they are cut."""
+    whole = list(epoch_windows(205, nominal_cut(64, 16), 0, 2))
+    finer = list(epoch_windows(205, nominal_cut(64, 16), 0, 2, batch=3, devices=2))
+    resumed = list(epoch_windows(205, nominal_cut(64, 16), 0, 2, done=whole[2].done))
+    sides = [[input_side(640, 0.5, 32, 7, window) for window in windows] for windows in (whole, finer, resumed)]
+    assert sides[0] == sides[1]
+    assert sides[0][2:] == sides[2]
+    assert len(set(sides[0])) > 1

@@ -241,10 +241,16 @@ class AugmentKeys(Group):
     mosaic: Fraction = 1.0
     mixup: Fraction = 0.0
     cutmix: Fraction = 0.0
+    copy_paste: Annotated[
+        Fraction, Field(description="probability of an object with a polygon to be pasted a second time, mirrored")
+    ] = 0.0
+    multi_scale: Annotated[
+        float, Field(ge=0, lt=1, description="each step's images have another size, up to so much smaller or larger")
+    ] = 0.0
     close_mosaic: Annotated[
         Count | Literal["auto"],
         Words(),
-        Field(description="last epochs without mosaic, mixup and cutmix; auto: 10, at most a quarter of the epochs"),
+        Field(description="last epochs without mosaic, copy-paste, mixup, cutmix; auto: 10, at most a quarter of them"),
     ] = "auto"
 
 
@@ -306,7 +312,7 @@ class Settings(ModelKeys, DataKeys, DeviceKeys, MemoryKeys, StepKeys, LossKeys, 
         return min(self.warmup_epochs, self.epochs - 1)
 
     def closing(self) -> int:
-        """The last epochs, which have no mosaic, mixup and cutmix.
+        """The last epochs, which have no mosaic, copy-paste, mixup and cutmix.
 
         What was written, as it was written; else 10 of them, and at most a quarter of a short run, which would have
         seen none. `auto` is saved as such, so that a run that is extended has it follow from its new length.

@@ -38,6 +38,7 @@ class Augmentation:
     mosaic: float = 1.0  # probability of a mosaic
     mixup: float = 0.0  # probability of a mixup
     cutmix: float = 0.0  # probability of a cutmix
+    copy_paste: float = 0.0  # probability of an object with a polygon to be pasted a second time
 
 
 class Example(NamedTuple):
@@ -46,6 +47,7 @@ class Example(NamedTuple):
     image: np.ndarray  # (H, W, C) uint8
     boxes_xyxy: np.ndarray  # (N, 4) float64 pixels
     classes: np.ndarray  # (N,) int64
+    polygons: tuple[np.ndarray | None, ...] = ()  # of N boxes, (P, 2) pixels, None where a box has none; (): none has
 
 
 def clipped_boxes(boxes_xyxy: np.ndarray, window_xyxy: tuple[float, float, float, float]) -> np.ndarray:

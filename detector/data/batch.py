@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from detector.data.image import PADDING
 
@@ -49,6 +50,15 @@ class Batch(NamedTuple):
             self.samples[start:stop],
             self.bad,
         )
+
+    def resized(self, side: int) -> "Batch":
+        """The same with images of side x side, bilinear. Each image is resized alone, so any cut gives the same."""
+        before = self.images.shape[1]
+        if side == before:
+            return self
+        pixels = interpolate(self.images.permute(0, 3, 1, 2).float(), (side, side), mode="bilinear")
+        images = pixels.round_().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+        return self._replace(images=images, boxes_xyxy=self.boxes_xyxy * (side / before))
 
     def network_input(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """(B, C, H, W) in 0..1, channels last in memory: a view of the images but for the conversion."""

@@ -13,9 +13,11 @@ from numpy.random import Generator
 
 from detector.data.augment import Augmentation, Example, areas, clipped_boxes, perspective_matrix, warp, warped_boxes
 from detector.data.image import PADDING
+from detector.data.polygons import box_around, clipped_polygon, moved_polygon
 
 MIN_SIDE = 2.0  # pixels a box must exceed after a warp
 MIN_AREA = 0.10  # share of its scaled area that must stay inside
+MIN_POLYGON_AREA = 0.01  # the same of a box with a polygon
 MAX_ASPECT = 100.0
 
 
@@ -52,29 +54,38 @@ class _Strip(NamedTuple):
 def random_perspective(plane: Plane, out: np.ndarray, strengths: Augmentation, generator: Generator) -> Example:
     """A random view of a plane, grey where nothing is, in `out`, (size, size, C); see `perspective_matrix`.
 
-    A box becomes the box around its moved corners, clipped; it stays if its sides exceed 2 pixels, if 0.10 of its
-    scaled area is left and if its aspect is under 100.
+    A box becomes the box around its moved corners, or around its polygon, clipped; it stays if its sides exceed 2
+    pixels, if 0.10 of its scaled area is left (0.01 with a polygon) and if its aspect is under 100.
     """
     size = len(out)
+    window = 0, 0, size, size
     matrix, scale = perspective_matrix(plane.height, plane.width, size, strengths, generator)
     boxes_xyxy, classes, counts = boxes_of(plane)
+    polygons = polygons_of(plane)
     if matrix[0, 1] == matrix[1, 0] == 0 and not np.any(matrix[2, :2]):
-        maps = _resized(plane, matrix, out)
-        gains, offsets = np.repeat(maps, counts, axis=1)
+        gains, offsets = np.repeat(_resized(plane, matrix, out), counts, axis=1)
         moved_xyxy = boxes_xyxy * gains + offsets
+        moved = {n: polygon * gains[n, :2] + offsets[n, :2] for n, polygon in polygons.items()}
     else:
         out[:] = warp(drawn(plane), matrix, size)
         moved_xyxy = warped_boxes(boxes_xyxy, matrix)
-    moved_xyxy = clipped_boxes(moved_xyxy, (0, 0, size, size))
-    kept = keeps(boxes_xyxy, moved_xyxy, scale)
+        moved = {n: moved_polygon(polygon, matrix) for n, polygon in polygons.items()}
+    moved_xyxy = clipped_boxes(moved_xyxy, window)
+    least = np.full(len(classes), MIN_AREA)
+    for n, polygon in moved.items():
+        moved_xyxy[n], least[n] = box_around(clipped_polygon(polygon, window)), MIN_POLYGON_AREA
+    kept = keeps(boxes_xyxy, moved_xyxy, scale, least)
     return Example(out, moved_xyxy[kept], classes[kept])
 
 
-def keeps(before_xyxy: np.ndarray, after_xyxy: np.ndarray, scale: float) -> np.ndarray:
-    """(N,) bool: which boxes stay after a warp that scales, given as they were and as they are, clipped."""
+def keeps(before_xyxy: np.ndarray, after_xyxy: np.ndarray, scale: float, least: np.ndarray) -> np.ndarray:
+    """(N,) bool: which boxes stay after a warp that scales, given as they were and as they are, clipped.
+
+    `least`: (N,) the share of its scaled area that must be left of each.
+    """
     width, height = after_xyxy[:, 2] - after_xyxy[:, 0], after_xyxy[:, 3] - after_xyxy[:, 1]
     kept = (width > MIN_SIDE) & (height > MIN_SIDE)  # False for NaN
-    kept &= width * height > MIN_AREA * scale**2 * areas(before_xyxy)
+    kept &= width * height > least * scale**2 * areas(before_xyxy)
     return kept & (np.maximum(width, height) < MAX_ASPECT * np.minimum(width, height))
 
 
@@ -95,6 +106,18 @@ def boxes_of(plane: Plane) -> tuple[np.ndarray, np.ndarray, list[int]]:
     boxes_xyxy = np.concatenate([part.example.boxes_xyxy for part in plane.parts]) + corners
     classes = np.concatenate([part.example.classes for part in plane.parts])
     return clipped_boxes(boxes_xyxy, (0, 0, plane.width, plane.height)), classes, counts
+
+
+def polygons_of(plane: Plane) -> dict[int, np.ndarray]:
+    """The polygons of those of the N boxes that have one, in pixels of the plane, cut off at its edges."""
+    found, first = {}, 0
+    for example, left, top in plane.parts:
+        for number, polygon in enumerate(example.polygons):
+            if polygon is not None:
+                moved = polygon + np.array((left, top))
+                found[first + number] = clipped_polygon(moved, (0, 0, plane.width, plane.height))
+        first += len(example.classes)
+    return found
 
 
 def _resized(plane: Plane, matrix: np.ndarray, out: np.ndarray) -> np.ndarray:

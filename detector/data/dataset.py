@@ -11,6 +11,7 @@ from detector.data.augment import Augmentation, Example, cutmix, mixup, random_f
 from detector.data.batch import Sample
 from detector.data.cache import ImageCache, Mode
 from detector.data.compose import Plane, random_perspective
+from detector.data.copy_paste import copy_paste
 from detector.data.image import (
     PADDING,
     DamagedImageError,
@@ -31,6 +32,7 @@ __all__ = ["Letterbox", "TrainingSet", "ValidationSet"]
 
 LATELY = 1024  # images whose resized boxes are at hand
 
+Boxes = tuple[np.ndarray, np.ndarray, tuple[np.ndarray | None, ...]]
 BadImages = Literal["skip", "error"]  # what becomes of damaged images: they count for nothing, or stop the run
 
 
@@ -39,8 +41,8 @@ class TrainingSet:
 
     What `training_set[(epoch, slot)]` looks like depends on (seed, epoch, slot) alone. The slots of an epoch hold the
     images that `sampling` draws: each image its own slot, unless some are to come more often. In the last
-    `close_mosaic` of `epochs` epochs there is no mosaic, mixup and cutmix: training ends on images that look like
-    those of validation.
+    `close_mosaic` of `epochs` epochs there is no mosaic, copy-paste, mixup and cutmix: training ends on images that
+    look like those of validation.
 
     With `bad_images` "skip" the sample of a damaged image is not good (see `Sample`), and as another's partner in a
     mosaic, mixup or cutmix the image is grey and without boxes; with "error" it raises DamagedImageError.
@@ -68,10 +70,10 @@ class TrainingSet:
         self.drawn = self.sampling.drawn  # epoch -> (n,) the image in each slot
         self.first_plain_epoch = epochs - close_mosaic
         self.augmentation = augmentation
-        self.plain = replace(augmentation, mosaic=0.0, mixup=0.0, cutmix=0.0)
+        self.plain = replace(augmentation, mosaic=0.0, mixup=0.0, cutmix=0.0, copy_paste=0.0)
         self.cache = ImageCache(index, imgsz, cache, budget, cache_folder, processes)
         self.neighbours = Neighbours(len(index), seed)
-        self._lately: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # boxes that were asked for lately
+        self._lately: dict[int, Boxes] = {}  # boxes that were asked for lately
         self._damaged: set[int] = set()  # as far as this process has come upon them: it decodes them once
 
     def __len__(self) -> int:
@@ -86,7 +88,7 @@ class TrainingSet:
         return self.draw(position, np.empty((self.imgsz, self.imgsz, self.channels), dtype=np.uint8))
 
     def draw(self, position: tuple[int, int], out: np.ndarray) -> Sample:
-        """The same, its image in `out`: mosaic, perspective, mixup, cutmix, HSV, flips, in this order."""
+        """The same, its image in `out`: mosaic, copy-paste, perspective, mixup, cutmix, HSV, flips, in this order."""
         epoch, slot = position
         strengths = self.plain if epoch >= self.first_plain_epoch else self.augmentation
         draw = _Draw(self, epoch, slot, strengths, generator(self.seed, Purpose.SAMPLE, epoch, slot))
@@ -119,12 +121,17 @@ class TrainingSet:
             return None
         return Example(image, *self._boxes(i))
 
-    def _boxes(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        """(N, 4) boxes of image i in pixels of the resized one, and (N,) classes."""
+    def _boxes(self, i: int) -> Boxes:
+        """(N, 4) boxes of image i in pixels of the resized one, (N,) classes, and polygons."""
         if (found := self._lately.get(i)) is None:
             (height, width), (new_height, new_width) = self.index.size(i), self.cache.shape(i)[:2]
             ratios = np.array((new_width / width, new_height / height) * 2)
-            found = self.index.boxes_xyxy(i) * ratios, self.index.labels(i)
+            polygons = self.index.polygons(i)
+            if any(polygon is not None for polygon in polygons):
+                polygons = tuple(polygon if polygon is None else polygon * ratios[:2] for polygon in polygons)
+            else:
+                polygons = ()
+            found = self.index.boxes_xyxy(i) * ratios, self.index.labels(i), polygons
             if len(self._lately) >= LATELY:
                 self._lately.clear()
             self._lately[i] = found
@@ -147,6 +154,8 @@ class _Draw:
             plane = mosaic(tiles, size, mosaic_centre(size, self.random))
         else:  # its long side is imgsz already, and the grey around it is the padding of a letterbox
             plane = Plane.of(example)
+        if self.strengths.copy_paste:
+            plane = copy_paste(plane, self.strengths.copy_paste, self.random)
         return random_perspective(plane, out, self.strengths, self.random)
 
     def partner(self) -> Example:

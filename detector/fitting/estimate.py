@@ -37,7 +37,7 @@ from detector.run.build import chosen_optimizer, equip, indices
 from detector.run.run import Say
 from detector.step.offload import LEAST, Offload, Placed, is_weight
 from detector.step.optim import parameter_groups
-from detector.step.plan import Cut
+from detector.step.plan import Cut, input_sides
 from detector.step.statistics import set_modes
 
 WORKSPACE = 256 * 2**20  # bytes that a GPU's libraries want for their algorithms
@@ -138,7 +138,8 @@ def count_network(
         equip(network, alone, torch.device("cpu"))
         set_modes(network, norm == "frozen")
         with Alive() as alive:
-            shape = batch, settings.imgsz, settings.imgsz, channels
+            side = input_sides(settings.imgsz, settings.multi_scale, network.stride)[1]
+            shape = batch, side, side, channels
             with torch.autocast("cpu", dtype=DTYPES[precision], enabled=precision != "fp32"), keeping():
                 found = network(torch.empty(shape).permute(0, 3, 1, 2))
             kept, forward = alive.now, alive.peak
@@ -224,7 +225,8 @@ class Estimate:
         loss = count_loss(network, outputs, self.sample) * cut.batch
         there = standing(network, chosen_optimizer(settings, cut, self.images, self.classes).optimizer)
         passing = max(counts.forward, counts.kept + loss, counts.backward, UPDATE * there.weights)
-        pixels = cut.batch * self.channels * settings.imgsz**2  # as uint8
+        sides = {settings.imgsz, input_sides(settings.imgsz, settings.multi_scale, network.stride)[1]}
+        pixels = cut.batch * self.channels * sum(side**2 for side in sides)  # as uint8
         return self.allowance() + there.total + pixels + int(passing * (1 + (ROUNDING if self.kind == "cuda" else 0)))
 
     def allowance(self) -> int:

@@ -40,7 +40,7 @@ from detector.run.build import chosen_optimizer, class_parameters, gains_of, pre
 from detector.step.ema import Ema
 from detector.step.gradients import GradientSum
 from detector.step.optim import build_optimizer
-from detector.step.plan import Cut, Window
+from detector.step.plan import Cut, Window, input_sides
 from detector.step.schedule import GROUPS, Rates
 from detector.step.state import TrainState
 from detector.step.statistics import set_modes
@@ -133,10 +133,11 @@ def prepared(job: Job, device: torch.device) -> tuple[TrainState, Callable[[], b
     state = TrainState(network, Ema(network), optimizer, choose_precision(settings.amp, device))
     rules, rates = step_rules(settings, network, job.training), Rates(AT_REST, 0.9, gains_of(settings, network)[0])
     gradients, batch = GradientSum(network), job.batch()
+    side = input_sides(settings.imgsz, settings.multi_scale, network.stride)[1]  # the largest that a step meets
     window = Window(0, 0, ((tuple(range(settings.batch)),) * micro_batches(job),))
 
     def step() -> bool:
-        on_device = (batch.to(device) for _ in range(window.accumulate))  # one at a time, as in a run
+        on_device = (batch.to(device).resized(side) for _ in range(window.accumulate))  # one at a time, as in a run
         return train_window(state, gradients, rules, window, on_device, rates).applied
 
     return state, step

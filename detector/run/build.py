@@ -38,7 +38,7 @@ from detector.step.ema import Ema
 from detector.step.gradients import GradientSum
 from detector.step.offload import offloaded
 from detector.step.optim import Choice, build_optimizer, choose, set_decay
-from detector.step.plan import Cut, count_steps, lr_factor, nominal_cut
+from detector.step.plan import Cut, count_steps, input_sides, lr_factor, nominal_cut
 from detector.step.schedule import GROUPS, Gains, Leg, Schedule, extended
 from detector.step.step import StepRules
 
@@ -218,9 +218,11 @@ def indices(settings: Settings, say: Say) -> tuple[Index, Index]:
 def read_indices(settings: Settings, say: Say) -> tuple[Index, Index]:
     """The same, read by this process. Crowds and difficult objects are not among the training boxes."""
     description = load_description(settings.data).named(settings.names)
-    reading = Reading(settings.bad_boxes, settings.max_missing_labels, False, settings.cache_dir)
+    turned = max(settings.copy_paste, settings.degrees, settings.shear, settings.perspective) > 0
     both = []
     for split in ("train", "val"):
+        polygons = turned and split == "train"  # a turned polygon has a closer box than a turned box
+        reading = Reading(settings.bad_boxes, settings.max_missing_labels, polygons, settings.cache_dir)
         index = build_index(description, split, reading, reading_bar(split))
         for warning in index.warnings:
             say(f"warning: {split}: {warning}")
@@ -228,6 +230,8 @@ def read_indices(settings: Settings, say: Say) -> tuple[Index, Index]:
     training, validation = both
     for warning in summaries(before_training({"train": training, "val": validation}, description)):
         say(f"warning: {warning}")
+    if settings.copy_paste and not len(training.points):
+        say("warning: train: copy_paste: no box has a polygon, so nothing is pasted")
     if training.ignored_boxes.any():
         training = training.keep(~training.ignored_boxes)
     if settings.fraction < 1:
@@ -335,8 +339,11 @@ def introduce(run: Run) -> None:
     say(f"optimizer {settings.optimizer}, lr0 {lr0}, momentum {settings.momentum:g}, weight decay {decay}")
     for leg in state.legs[1:]:
         say(f"extended  epochs {leg.start} to {leg.end}: lr0 by {leg.curve}")
-    if max(settings.mosaic, settings.mixup, settings.cutmix):
+    if max(settings.mosaic, settings.mixup, settings.cutmix, settings.copy_paste):
         say(f"mosaic    {mosaic_epochs(settings)}")
+    low, high = input_sides(settings.imgsz, settings.multi_scale, state.network.stride)
+    if low < high:
+        say(f"sizes     {low} to {high}, one a step")
     if settings.norm != "batch":
         say(f"norms     bn {settings.norm}")
     if state.batch < min(settings.batch, cut.batch):
@@ -367,7 +374,7 @@ def introduce_balance(run: Run) -> None:
 
 
 def mosaic_epochs(settings: Settings) -> str:
-    """Which epochs have mosaic, mixup or cutmix, by their numbers from 1."""
+    """Which epochs have mosaic, copy-paste, mixup or cutmix, by their numbers from 1."""
     last = settings.epochs - settings.closing()
     if last < 1:
         return f"in no epoch: close_mosaic is {settings.close_mosaic} of {settings.epochs}"

@@ -149,7 +149,7 @@ def train_epoch(run: Run) -> None:
         for window in windows:
             rates = run.schedule.rates(state.epoch + (window.done + window.images) / images)
             held: list[Batch] = []
-            with distributed.together(run.device), suppress(StopWaiting):
+            with distributed.together(run.device), suppress(StopWaiting), bar.waiting():
                 held = list(islice(batches, window.accumulate))
             stop_if_asked(run)
             report = recover.take(run, window, held, rates)

@@ -11,7 +11,7 @@ from detector.errors import TrainingError
 from detector.memory import attempt, is_out_of_memory
 from detector.precision import Precision
 from detector.run.run import Run
-from detector.step.plan import Window, recut
+from detector.step.plan import Window, input_side, recut
 from detector.step.schedule import Rates
 from detector.step.step import StepReport, train_window
 
@@ -51,8 +51,11 @@ def fit(run: Run, window: Window, held: Sequence[Batch], rates: Rates) -> StepRe
 def step(run: Run, window: Window, micro_batches: Sequence[Batch], rates: Rates) -> StepReport | None:
     """The step of a window as it is cut; None, on all ranks and with nothing changed, where memory ran out on any."""
 
+    settings = run.settings
+    side = input_side(settings.imgsz, settings.multi_scale, run.state.network.stride, settings.seed, window)
+
     def taken() -> StepReport:
-        on_device = (batch.to(run.device) for batch in micro_batches)  # one at a time
+        on_device = (batch.to(run.device).resized(side) for batch in micro_batches)  # one at a time
         return train_window(run.state, run.gradients, run.rules, window, on_device, rates)
 
     if run.rules.apart:

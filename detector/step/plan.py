@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from detector.rng import epoch_order
+from detector.rng import Purpose, epoch_order, generator
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,23 @@ def epoch_windows(
         size = next_window(images - done, now.window)
         yield Window(epoch, done, split(order[done : done + size], batch or cut.batch, devices or cut.devices))
         done += size
+
+
+def input_sides(imgsz: int, multi_scale: float, stride: int) -> tuple[int, int]:
+    """The smallest and the largest side of the network's input: imgsz -+ its share, down to multiples of the stride."""
+    if not multi_scale:
+        return imgsz, imgsz
+    low, high = (int(imgsz * share / stride + 1e-9) * stride for share in (1 - multi_scale, 1 + multi_scale))
+    return max(low, stride), high
+
+
+def input_side(imgsz: int, multi_scale: float, stride: int, seed: int, window: Window) -> int:
+    """The side of all images of a window; a function of (seed, epoch, images done) alone, so every cut has the same."""
+    low, high = input_sides(imgsz, multi_scale, stride)
+    if low == high:
+        return low
+    draw = generator(seed, Purpose.SIDE, window.epoch, window.done)
+    return stride * int(draw.integers(low // stride, high // stride + 1))
 
 
 def count_steps(images: int, cut: Cut, epochs: int, warmup: float = 0.0) -> int:
