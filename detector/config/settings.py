@@ -244,6 +244,10 @@ class AugmentKeys(Group):
     copy_paste: Annotated[
         Fraction, Field(description="probability of an object with a polygon to be pasted a second time, mirrored")
     ] = 0.0
+    albumentations: Annotated[
+        list[Text | dict[str, dict[str, Any] | None]] | None,
+        Field(description="transforms of that package, as `- HorizontalFlip: {p: 0.5}`; they keep the image's size"),
+    ] = None
     multi_scale: Annotated[
         float, Field(ge=0, lt=1, description="each step's images have another size, up to so much smaller or larger")
     ] = 0.0

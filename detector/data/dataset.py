@@ -25,6 +25,7 @@ from detector.data.mosaic import mosaic, mosaic_centre
 from detector.data.neighbours import Neighbours
 from detector.data.public_letterbox import batch_shapes, public_letterbox
 from detector.data.sampling import Sampling
+from detector.data.user_transforms import UserTransforms
 from detector.errors import DataError
 from detector.rng import Purpose, generator
 
@@ -63,13 +64,14 @@ class TrainingSet:
         budget: int | None = None,
         cache_folder: Path | None = None,
         processes: int = 0,
+        transforms: UserTransforms | None = None,
     ) -> None:
         """`budget`: bytes of the cache, `cache_folder`: of its file, `processes`: that make samples (`ImageCache`)."""
         self.index, self.imgsz, self.seed, self.bad_images = index, imgsz, seed, bad_images
         self.sampling = sampling or Sampling(np.ones(len(index)), seed)
         self.drawn = self.sampling.drawn  # epoch -> (n,) the image in each slot
         self.first_plain_epoch = epochs - close_mosaic
-        self.augmentation = augmentation
+        self.augmentation, self.transforms = augmentation, transforms
         self.plain = replace(augmentation, mosaic=0.0, mixup=0.0, cutmix=0.0, copy_paste=0.0)
         self.cache = ImageCache(index, imgsz, cache, budget, cache_folder, processes)
         self.neighbours = Neighbours(len(index), seed)
@@ -88,7 +90,7 @@ class TrainingSet:
         return self.draw(position, np.empty((self.imgsz, self.imgsz, self.channels), dtype=np.uint8))
 
     def draw(self, position: tuple[int, int], out: np.ndarray) -> Sample:
-        """The same, its image in `out`: mosaic, copy-paste, perspective, mixup, cutmix, HSV, flips, in this order."""
+        """The same, its image in `out`: mosaic, copy-paste, perspective, mixup, cutmix, the user's, HSV, flips."""
         epoch, slot = position
         strengths = self.plain if epoch >= self.first_plain_epoch else self.augmentation
         draw = _Draw(self, epoch, slot, strengths, generator(self.seed, Purpose.SAMPLE, epoch, slot))
@@ -101,6 +103,10 @@ class TrainingSet:
             example = mixup(example, draw.view(draw.partner(), np.empty_like(out)), random)
         if random.random() < strengths.cutmix:
             example = cutmix(example, draw.view(draw.partner(), np.empty_like(out)), random)
+        if self.transforms:
+            example = self.transforms(example, random)
+            out[:] = example.image
+            example = example._replace(image=out)
         random_hsv(out, strengths, random)
         example = random_flips(example, strengths, random)
         return Sample(out, example.boxes_xyxy.astype(np.float32, order="C"), example.classes, slot)

@@ -20,6 +20,7 @@ from detector.data.index import Index
 from detector.data.loader import worker_count
 from detector.data.reading import Reading, build_index
 from detector.data.sampling import class_weights, sampling_of
+from detector.data.user_transforms import UserTransforms
 from detector.device import choose_device
 from detector.errors import CheckpointError, ConfigError
 from detector.loss.criterion import DetectionLoss, branch_shares
@@ -258,6 +259,7 @@ def training_set(index: Index, settings: Settings) -> TrainingSet:
         budget=None if settings.cache_gb is None else int(settings.cache_gb * 2**30),
         cache_folder=settings.cache_dir or settings.data.parent,
         processes=worker_count(settings.workers),
+        transforms=UserTransforms(settings.albumentations) if settings.albumentations else None,
     )
 
 
