@@ -24,6 +24,7 @@ from detector.data.loader import TrainingLoader
 from detector.data.neighbours import Neighbours
 from detector.data.reading import build_index
 from detector.data.ring import Ring
+from detector.data.shard_writing import write_shards
 from detector.rng import epoch_order
 
 IMAGES, IMGSZ = 60, 32
@@ -198,6 +199,19 @@ def test_an_image_that_changed_gets_another_file(data, tmp_path):
     os.utime(index.path(4), (1, 1))
     assert np.all(ImageCache(index, IMGSZ, "disk", folder=tmp_path)[4] == 7)
     assert len(list(tmp_path.glob("*.pixels"))) == 2
+
+
+def test_images_of_shards_are_kept_on_disk_too(index, tmp_path):
+    pattern = write_shards(index, tmp_path / "shards", 25)
+    (tmp_path / "shards" / "data.yaml").write_text(f"train: {pattern}\nval: none\nnames: [square, disc]")
+    index = build_index(load_description(tmp_path / "shards" / "data.yaml"), "train")
+    images = ImageCache(index, IMGSZ, "disk", folder=tmp_path)
+    assert images.count == len(index)
+    path = images._kept.path
+    assert ImageCache(index, IMGSZ, "disk", folder=tmp_path)._kept.path == path
+    for file in (tmp_path / "shards").rglob("*.tar"):
+        os.utime(file, (1, 1))
+    assert ImageCache(index, IMGSZ, "disk", folder=tmp_path)._kept.path != path
 
 
 @pytest.mark.parametrize("damage", ["pixels", "shorter"])

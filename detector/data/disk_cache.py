@@ -13,7 +13,9 @@ from uuid import uuid4
 
 import numpy as np
 
+from detector.data import shard
 from detector.data.index import Index
+from detector.data.storage import is_url
 
 FORMAT = 1  # of the file; another one has another name
 
@@ -62,10 +64,20 @@ def free_space(folder: Path) -> int:
 def _digest(index: Index, imgsz: int, images: int) -> str:
     digest = hashlib.sha256(f"{FORMAT} {imgsz} {images} {getattr(index, 'channels', 3)}".encode())
     for i in range(images):
-        path = index.path(i)
-        status = path.stat()
-        digest.update(os.fsencode(path.absolute()) + f"\0{status.st_size} {status.st_mtime_ns}\n".encode())
+        digest.update(os.fsencode(os.path.abspath(index.place(i))) + f"\0{_stamp(index, i)}\n".encode())
     return digest.hexdigest()[:24]
+
+
+def _stamp(index: Index, i: int) -> str:
+    """What changes with image i: its file's size and time, or where it lies in a shard and those of the shard."""
+    place = index.place(i)
+    file, _, member = place.partition(shard.MARK)
+    where = index.members[i].tolist() if member else ""
+    file += ".tar" if member else ""
+    if is_url(file):
+        return f"{where}"
+    status = os.stat(file)
+    return f"{where} {status.st_size} {status.st_mtime_ns}"
 
 
 def _create(path: Path, size: int) -> None:
