@@ -51,7 +51,8 @@ class Shortage:
 
 def run_of(state, say=print, batch=BATCH, grow_after=0):
     criterion = DetectionLoss(state.network.head)
-    settings = SimpleNamespace(batch=batch, grow_after=grow_after, max_bad_steps=10, amp="fp32")
+    sizes = {"imgsz": 64, "multi_scale": 0.0, "seed": 0}
+    settings = SimpleNamespace(batch=batch, grow_after=grow_after, max_bad_steps=10, amp="fp32", **sizes)
     state.batch = batch
     return SimpleNamespace(
         settings=settings,
