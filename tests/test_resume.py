@@ -26,7 +26,7 @@ OTHER = {
     "scale_lr": "sqrt", "project": "elsewhere", "name": "other", "metric": "recall",
     "checkpoint": "all", "val_batch": 4, "on_save_error": "warn", "extend_lr": "constant-final", "workers": 1,
     "imgsz": 96, "perspective": 0.0005, "multiprocessing_start": "spawn",
-    "classes": "[disc]", "sampling": "balanced",
+    "classes": "[disc]", "sampling": "balanced", "albumentations": "[Blur]",
     "bad_images": "error", "bad_boxes": "drop_box", "close_mosaic": 3, "nms": True,
 }  # fmt: skip
 
