@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from detector import checkpoint_file
-from detector.config.settings import LossKeys
+from detector.config.groups import LossKeys
 from detector.data.augment import Augmentation
 from detector.data.batch import Sample, collate
 from detector.data.dataset import TrainingSet
