@@ -499,7 +499,7 @@ def run(*words: str) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("channels", [1, pytest.param(2, marks=pytest.mark.long), 5])
+@pytest.mark.parametrize("channels", [*(pytest.param(n, marks=pytest.mark.long) for n in (1, 2)), 5])
 def test_images_of_other_channels_are_trained_validated_and_predicted_alike(tmp_path, channels, capsys):
     data = write_as(tmp_path / "data", channels, range=[0, 4095])
     train = ["train", f"data={data}", f"project={tmp_path}", *COMMON]

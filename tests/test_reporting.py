@@ -145,7 +145,7 @@ def test_history_plot_of_the_first_epoch_and_of_odd_values(tmp_path):
     assert read(tmp_path / "a.png").std() > 0
 
 
-@pytest.mark.parametrize("nc", [1, 3, 80])
+@pytest.mark.parametrize("nc", [1, 3, pytest.param(80, marks=pytest.mark.long)])
 def test_curve_and_confusion_plots(tmp_path, nc):
     names = [f"class {c}" for c in range(nc)]
     pictures = []
