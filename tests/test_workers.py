@@ -1,5 +1,6 @@
 """Loader processes: one result by any start method, no need of /dev/shm, and no wait without an end."""
 
+import gc
 import multiprocessing
 import os
 import shutil
@@ -320,6 +321,7 @@ def test_loading_leaves_no_process_and_no_file_open(data):
     if not os.path.isdir("/proc/self/fd"):
         pytest.skip("needs /proc")
     list(validation_batches(ValidationSet(build_index(load_description(data), "val"), IMGSZ), 2, 2, start="fork"))
+    gc.collect()  # what other tests left: it may go at any moment, and its files with it
     before = files()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
