@@ -62,6 +62,12 @@ class DataDescription:
         return replace(self, names=tuple(names))
 
 
+def data_root(path: str | Path) -> Path:
+    """The folder that the paths in a description start at; nothing else of it is looked at. Raises DataError."""
+    path = Path(path).absolute()
+    return _root(path, _read_yaml(path).get("path"))
+
+
 def load_description(path: str | Path) -> DataDescription:
     """The description in a YAML file. Keys that mean nothing here are ignored; `download` is never executed.
 

@@ -62,7 +62,7 @@ def free_space(folder: Path) -> int:
 
 
 def _digest(index: Index, imgsz: int, images: int) -> str:
-    digest = hashlib.sha256(f"{FORMAT} {imgsz} {images} {getattr(index, 'channels', 3)}".encode())
+    digest = hashlib.sha256(f"{FORMAT} {imgsz} {images} {index.channels}".encode())
     for i in range(images):
         digest.update(os.fsencode(os.path.abspath(index.place(i))) + f"\0{_stamp(index, i)}\n".encode())
     return digest.hexdigest()[:24]

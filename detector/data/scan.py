@@ -148,10 +148,9 @@ def _read(annotations: Annotations, numbers: np.ndarray, root: str, header: Read
         if size is None:
             findings.append(Finding("unreadable image", path, reason, path))
         findings += one.findings
-    kept = [one if size is not None else None for one, (size, _) in zip(labels, headers, strict=True)]
     paths = [annotations.paths[i] for i, good in zip(these, readable.tolist(), strict=True) if good]
     sizes = [size for size, _ in headers if size is not None]
-    whole = [one for one in kept if one is not None]
+    whole = [one for one, (size, _) in zip(labels, headers, strict=True) if size is not None]
     return _packed(paths, sizes, whole, annotations.names, root, tuple(findings)), readable
 
 

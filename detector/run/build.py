@@ -13,7 +13,7 @@ from detector.config.settings import Settings
 from detector.data.augment import Augmentation
 from detector.data.choosing import fraction_of, of_classes
 from detector.data.dataset import TrainingSet, ValidationSet
-from detector.data.description import load_description
+from detector.data.description import data_root, load_description
 from detector.data.doctor import before_training
 from detector.data.findings import summaries
 from detector.data.index import Index
@@ -210,7 +210,7 @@ def step_rules(settings: Settings, network: Network, training: Index) -> StepRul
 
 def indices(settings: Settings, say: Say) -> tuple[Index, Index]:
     """The training and validation images of the settings' data set, read by one process for all."""
-    root = str(load_description(settings.data).root)  # where the others have them may be elsewhere
+    root = str(data_root(settings.data))  # where the others have them may be elsewhere
     both = distributed.made_by_main(lambda: read_indices(settings, say))
     training, validation = (index if index.root == root else replace(index, root=root) for index in both)
     return training.shared(), validation.shared()
