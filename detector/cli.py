@@ -30,6 +30,39 @@ Train, measure and use YOLO-style object detectors.
   detector val runs/train/weights/best.pt        measure a checkpoint
   detector predict runs/train/weights/best.pt images/
 """
+# Commands without flags of their own: name, what it does, what it takes.
+PLAIN = (
+    (
+        "val",
+        "measure a checkpoint by the COCO protocol",
+        "WEIGHTS | key=value",
+        "a checkpoint or a run's folder; data split imgsz batch conf iou device amp ...",
+    ),
+    (
+        "predict",
+        "find objects in images",
+        "WEIGHTS SOURCE | key=value",
+        "a checkpoint or a run's folder; files, folders, globs, text files of paths; conf iou imgsz ...",
+    ),
+    (
+        "info",
+        "say what a checkpoint holds, or what a model is made of",
+        "WEIGHTS | MODEL",
+        "a checkpoint, a run's folder, or a model such as v26n",
+    ),
+    (
+        "convert",
+        "write a public checkpoint as one of ours, or a plain state dict",
+        "WEIGHTS FILE | key=value",
+        "a checkpoint or a run's folder; the file to write; format exist_ok",
+    ),
+    (
+        "convert-data",
+        "write a data set as YOLO text, COCO JSON or VOC XML",
+        "DATA FOLDER | key=value",
+        "a data set's YAML; the new folder; format=yolo, coco or voc; link polygons bad_boxes exist_ok",
+    ),
+)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -41,65 +74,25 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"detector {detector.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    check = commands.add_parser("check", help="look a data set over", epilog="What is looked for: docs/data.md")
-    check.add_argument(
-        "arguments",
-        nargs="*",
-        metavar="DATA.yaml SPLIT | key=value",
-        help="a data set's YAML file; train, val or test, else all; imgsz fast project name exist_ok",
-    )
+    def add(name: str, title: str, metavar: str, arguments: str, epilog: str | None = None) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=title, epilog=epilog)
+        command.add_argument("arguments", nargs="*", metavar=metavar, help=arguments)
+        return command
 
-    train = commands.add_parser("train", help="train a detector", epilog="All settings: docs/settings.md")
-    train.add_argument(
-        "arguments", nargs="*", metavar="CONFIG.yaml | key=value", help=f"a config file, then {OVERRIDES}"
-    )
-
-    tune = commands.add_parser(
-        "tune", help="find the micro-batch that fits a device", epilog="How to use it: docs/small-gpus.md"
-    )
-    tune.add_argument(
-        "arguments", nargs="*", metavar="CONFIG.yaml | key=value", help=f"as for train, and memory=4GiB; {OVERRIDES}"
-    )
+    takes = "a data set's YAML file; train, val or test, else all; imgsz fast project name exist_ok"
+    add("check", "look a data set over", "DATA.yaml SPLIT | key=value", takes, "What is looked for: docs/data.md")
+    config, takes = "CONFIG.yaml | key=value", f"a config file, then {OVERRIDES}"
+    add("train", "train a detector", config, takes, "All settings: docs/settings.md")
+    takes = f"as for train, and memory=4GiB; {OVERRIDES}"
+    tune = add("tune", "find the micro-batch that fits a device", config, takes, "How to use it: docs/small-gpus.md")
     tune.add_argument("--estimate", action="store_true", help="count instead of running: the device need not be here")
     tune.add_argument(
         "--min-bn-batch", type=int, default=8, metavar="N", help="images BatchNorm should see at least, if they fit (8)"
     )
     tune.add_argument("--write", action="store_true", help="write what is recommended into the config file")
-
-    val = commands.add_parser("val", help="measure a checkpoint by the COCO protocol")
-    val.add_argument(
-        "arguments",
-        nargs="*",
-        metavar="WEIGHTS | key=value",
-        help="a checkpoint or a run's folder; data split imgsz batch conf iou device amp ...",
-    )
-
-    predict = commands.add_parser("predict", help="find objects in images")
-    predict.add_argument(
-        "arguments",
-        nargs="*",
-        metavar="WEIGHTS SOURCE | key=value",
-        help="a checkpoint or a run's folder; files, folders, globs, text files of paths; conf iou imgsz ...",
-    )
-    info = commands.add_parser("info", help="say what a checkpoint holds, or what a model is made of")
-    info.add_argument(
-        "arguments", nargs="*", metavar="WEIGHTS | MODEL", help="a checkpoint, a run's folder, or a model such as v26n"
-    )
-    convert = commands.add_parser("convert", help="write a public checkpoint as one of ours, or a plain state dict")
-    convert.add_argument(
-        "arguments",
-        nargs="*",
-        metavar="WEIGHTS FILE | key=value",
-        help="a checkpoint or a run's folder; the file to write; format exist_ok",
-    )
-    convert_data = commands.add_parser("convert-data", help="write a data set as YOLO text, COCO JSON or VOC XML")
-    convert_data.add_argument(
-        "arguments",
-        nargs="*",
-        metavar="DATA FOLDER | key=value",
-        help="a data set's YAML; the new folder; format=yolo, coco or voc; link polygons bad_boxes exist_ok",
-    )
-    for command in (check, train, tune, val, predict, info, convert, convert_data):
+    for plain in PLAIN:
+        add(*plain)
+    for command in commands.choices.values():
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
