@@ -18,7 +18,14 @@ from detector.data.augment import Augmentation
 from detector.data.cache import GIB, ImageCache
 from detector.data.dataset import TrainingSet
 from detector.data.description import load_description
-from detector.data.image import DamagedImageError, decode_fitted, fit_long_side, read_image
+from detector.data.image import (
+    DamagedImageError,
+    decode_fitted,
+    fit_long_side,
+    fitted_size,
+    fitted_sizes,
+    read_image,
+)
 from detector.data.index import Index
 from detector.data.loader import TrainingLoader
 from detector.data.neighbours import Neighbours
@@ -300,3 +307,11 @@ def test_reduced_decoding_finds_damage_and_names_it(tmp_path):
     path.write_bytes(content)
     with pytest.raises(DamagedImageError, match="and was 640 x 480"):
         fitted(path, 160, (480, 640))
+
+
+def test_sizes_of_many_images_are_those_of_each():
+    sides = np.random.default_rng(0).integers(1, 9000, (2, 5000)).astype(np.int32)
+    sides[:, :3] = ((1, 9000, 3), (9000, 1, 6))  # a line; halves are rounded alike
+    for imgsz in (32, 321, 640):
+        each = [fitted_size(height, width, imgsz) for height, width in sides.T.tolist()]
+        assert fitted_sizes(*sides, imgsz).tolist() == [list(size) for size in each]

@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 
 from detector.data.disk_cache import DiskPixels, free_space
-from detector.data.image import fitted_size
+from detector.data.image import fitted_sizes
 from detector.data.index import Index
 from detector.data.neighbours import NEAR
 from detector.data.ring import Ring
@@ -75,8 +75,7 @@ class ImageCache:
         """
         self.index, self.imgsz = index, imgsz
         self.channels = index.channels
-        sizes = [fitted_size(*index.size(i), imgsz) for i in range(len(index))]
-        self._sizes = np.array(sizes, dtype=np.int64).reshape(-1, 2)
+        self._sizes = fitted_sizes(index.heights, index.widths, imgsz)
         self._offsets = np.concatenate(([0], np.cumsum(self.channels * self._sizes.prod(axis=1), dtype=np.int64)))
         self.bytes = int(self._offsets[-1])  # of all images
         self.problem = ""  # why the file of "disk" cannot be used

@@ -94,6 +94,13 @@ def fitted_size(height: int, width: int, imgsz: int) -> tuple[int, int]:
     return max(1, round(height * ratio)), max(1, round(width * ratio))
 
 
+def fitted_sizes(heights: np.ndarray, widths: np.ndarray, imgsz: int) -> np.ndarray:
+    """(n, 2) int64: the same of n images, of which there may be a million."""
+    sides = np.stack((heights, widths), axis=1)
+    ratios = imgsz / sides.max(axis=1, keepdims=True)
+    return np.maximum(1, np.rint(sides * ratios)).astype(np.int64)
+
+
 def fit_long_side(image: np.ndarray, imgsz: int) -> np.ndarray:
     """The image with its long side resized to imgsz: averaged over areas when it shrinks, bilinear when it grows."""
     height, width = image.shape[:2]

@@ -75,7 +75,7 @@ def read_split(description: DataDescription, split: str, reading: Reading, progr
         annotations = annotations_of(description, split, reading.polygons)
         header = partial(read_header, channels=description.channels, value_range=description.value_range)
         scan = scan_of(annotations, str(description.root), known, progress, header)
-        if len(scan.paths) >= CACHED_FROM:
+        if len(scan.paths) >= CACHED_FROM and scan is not known:
             cache.save(scan)
     return _some(scan, description, split)
 

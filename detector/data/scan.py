@@ -47,6 +47,11 @@ class Scan:
         alike &= np.array([self.files[i] == file for i, file in zip(old.tolist(), files, strict=True)], dtype=bool)
         return np.where((old >= 0) & alike, old, -1)
 
+    def is_all(self, old: np.ndarray, findings: Sequence[Finding]) -> bool:
+        """Whether images that are these of this scan, found with such findings, are just this scan."""
+        found = [finding for finding in self.index.findings if finding.kind in OF_LISTING]
+        return np.array_equal(old, np.arange(len(self.paths))) and found == list(findings)
+
 
 def scan_of(
     annotations: Annotations,
@@ -55,10 +60,12 @@ def scan_of(
     progress: Progress | None = None,
     header: ReadHeader = read_header,
 ) -> Scan:
-    """The scan of a split; what has not changed since `known` is not read again."""
+    """The scan of a split; what has not changed since `known` is not read again, and `known` itself if nothing has."""
     paths, files = annotations.paths, annotations.files
     stamps = stamps_of(paths, files)
     old = np.full(len(paths), -1) if known is None else known.same(paths, files, stamps)
+    if known is not None and known.is_all(old, annotations.findings):
+        return known
     seen, fresh = np.flatnonzero(old >= 0), np.flatnonzero(old < 0)
     rows = np.full(len(paths), -1)
     parts = []
