@@ -12,7 +12,8 @@ from torch import nn
 
 from detector.evaluation.coco import build_ground_truth, evaluate
 from detector.evaluation.curves import compute_confusion, compute_curves
-from detector.evaluation.evaluate import evaluate_network, judge
+from detector.evaluation.evaluate import evaluate_runtime, judge
+from detector.inference.infer import NetworkRuntime
 from detector.model.selection import Detections, non_max_suppression
 
 
@@ -184,9 +185,8 @@ def evaluated(monkeypatch, batch, autocast=nullcontext):
         for at in range(0, 5, batch)
     ]
     told = []
-    evaluation = evaluate_network(
-        network, batches, ground_truth, ("a", "b"), device="cpu", autocast=autocast, on_batch=told.append
-    )
+    runtime = NetworkRuntime(network, "cpu", autocast)
+    evaluation = evaluate_runtime(runtime, batches, ground_truth, ("a", "b"), on_batch=told.append)
     assert told == network.batches == [len(indices) for _, _, indices in batches]
     return evaluation, ground_truth
 
@@ -219,9 +219,8 @@ def test_the_network_itself_is_left_as_it_was():
     letterbox = SimpleNamespace(height=64, width=64, ratio_x=1.0, ratio_y=1.0, left=0, top=0)
     batches = [(torch.full((1, 64, 64, 3), 90, dtype=torch.uint8), [letterbox], [0])]
     truth = build_ground_truth([64], [64], [[[5, 5, 40, 40]]], [[1]])
-    evaluation = evaluate_network(
-        network, batches, truth, ("a", "b"), device="cpu", autocast=lambda: torch.autocast("cpu", dtype=torch.bfloat16)
-    )
+    runtime = NetworkRuntime(network, "cpu", lambda: torch.autocast("cpu", dtype=torch.bfloat16))
+    evaluation = evaluate_runtime(runtime, batches, truth, ("a", "b"))
     assert len(evaluation.detections) == 1
     assert network.training
     for key, value in network.state_dict().items():

@@ -1,7 +1,6 @@
 """Networks: sizes, names, shapes, starts, folding, decoding and the errors of model descriptions."""
 
 import math
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import yaml
 from detector import checkpoint_file
 from detector.errors import ConfigError
 from detector.inference.detector import Detector
+from detector.inference.infer import NetworkRuntime
 from detector.model import description as description_module
 from detector.model.blocks.attention import Attention
 from detector.model.blocks.conv import Conv
@@ -324,7 +324,7 @@ def test_a_head_of_another_kind_is_built_in_the_last_place_alone(answering):
 def test_a_head_selects_its_detections_itself(answering):
     network = network_from_description({**answering, "nc": 3}).eval()
     image = np.zeros((64, 64, 3), np.uint8)
-    detector = Detector(network, ("a", "b", "c"), 64, torch.device("cpu"), nullcontext)
+    detector = Detector(NetworkRuntime(network, "cpu"), ("a", "b", "c"), 64)
     assert len(detector.predict(image, conf=0.9)[0]) == 84  # every anchor, whatever its score
 
 

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import weakref
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,7 @@ from detector.errors import TrainingError
 from detector.evaluation.evaluate import detect
 from detector.inference import infer as infer_module
 from detector.inference.detector import Detector
+from detector.inference.infer import JUDGED, NetworkRuntime
 from detector.memory import OutOfMemoryError, attempt, is_out_of_memory
 from detector.run import recover
 from detector.step.plan import Window, recut, split
@@ -175,12 +175,12 @@ def test_what_is_detected_does_not_depend_on_the_memory(monkeypatch, place):
     network, sizes = new_state().network.eval(), []
     images = torch.zeros(7, 64, 64, 3, dtype=torch.uint8).random_(generator=torch.Generator().manual_seed(0))
     batch = images, [Letterbox(64, 64, 1.0, 1.0, 0, 0)] * 7, list(range(7))
-    detector = Detector(network, ("a", "b"), 64, torch.device("cpu"), nullcontext)
+    detector = Detector(NetworkRuntime(network, "cpu"), ("a", "b"), 64)
 
     def found():
-        return [one for _, one in detect(network, [batch], device="cpu", conf=0.1)], detector.predict(
-            list(images.numpy()), 0.1
-        )
+        return [
+            one for _, one in detect(NetworkRuntime(network, "cpu"), [batch], JUDGED._replace(conf=0.1))
+        ], detector.predict(list(images.numpy()), 0.1)
 
     validated, predicted = found()
     owner, name = (infer_module, "infer") if place == "network" else (type(network.head), "select")

@@ -19,9 +19,10 @@ from detector.data.loader import validation_batches, worker_count
 from detector.data.reading import Reading, build_index
 from detector.device import choose_device
 from detector.errors import ConfigError
-from detector.evaluation.evaluate import evaluate_network, ground_truth_of
+from detector.evaluation.evaluate import evaluate_runtime, ground_truth_of
 from detector.files import writing
 from detector.folders import create_folder
+from detector.inference.infer import Limits, NetworkRuntime
 from detector.model.checkpoint import network_of
 from detector.model.network import check_side
 from detector.model.selection import Detections
@@ -75,18 +76,14 @@ def run(options: argparse.Namespace) -> int:
     )
     check_side(network, images.imgsz)
 
-    evaluation = evaluate_network(
-        network,
+    evaluation = evaluate_runtime(
+        NetworkRuntime(network, device, precision.autocast),
         validation_batches(
             images, settings.batch, worker_count(settings.workers), start=settings.multiprocessing_start
         ),
         ground_truth_of(index),
         names,
-        device=device,
-        autocast=precision.autocast,
-        conf=settings.conf,
-        iou=settings.iou,
-        max_det=settings.max_det,
+        Limits(settings.conf, settings.iou, settings.max_det),
         judged=judged,
     )
     for i in evaluation.missing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -16,8 +16,7 @@ from torch import Tensor
 from detector.evaluation import coco
 from detector.evaluation.coco import CocoMetrics, GroundTruth, build_ground_truth
 from detector.evaluation.curves import ConfusionMatrix, Curves, compute_confusion, compute_curves
-from detector.inference.infer import Limits, find_objects, for_inference, within_memory
-from detector.model.network import Network
+from detector.inference.infer import JUDGED, Limits, Runtime, find_objects, within_memory
 from detector.model.selection import Detections
 
 if TYPE_CHECKING:
@@ -67,38 +66,24 @@ def ground_truth_of(index: Index) -> GroundTruth:
     )
 
 
-def evaluate_network(
-    network: Network,
+def evaluate_runtime(
+    runtime: Runtime,
     batches: Iterable[ValidationBatch],
     ground_truth: GroundTruth,
     names: Sequence[str],
+    limits: Limits = JUDGED,
     *,
-    device: torch.device | str,
-    autocast: Callable[[], AbstractContextManager] = nullcontext,
-    conf: float = 0.001,
-    iou: float = 0.7,
-    max_det: int = 300,
     on_batch: Callable[[int], None] | None = None,
     judged: Collection[int] | None = None,
 ) -> Evaluation:
-    """The evaluation of `network` on a whole data set; the network is not altered. `judged`: see `judge_found`.
+    """The evaluation of a network, or of an export of one, on a whole data set. `judged`: see `judge_found`.
 
     `batches` yields uint8 images (B, H, W, 3), their letterboxes and their indices in the set, each image once, damaged
     ones never, in any order. `on_batch` is told the number of images of each finished batch.
     """
     seconds = dict.fromkeys(("load", "detect"), 0.0)
     found: dict[int, Detections] = {}
-    for index, detections in detect(
-        network,
-        batches,
-        device=device,
-        autocast=autocast,
-        conf=conf,
-        iou=iou,
-        max_det=max_det,
-        on_batch=on_batch,
-        seconds=seconds,
-    ):
+    for index, detections in detect(runtime, batches, limits, on_batch=on_batch, seconds=seconds):
         found[index] = detections
     evaluation = judge_found(ground_truth, found, names, judged)
     return replace(evaluation, seconds=seconds | evaluation.seconds)
@@ -123,24 +108,18 @@ def judge_found(
 
 
 def detect(
-    network: Network,
+    runtime: Runtime,
     batches: Iterable[ValidationBatch],
+    limits: Limits = JUDGED,
     *,
-    device: torch.device | str,
-    autocast: Callable[[], AbstractContextManager] = nullcontext,
-    conf: float = 0.001,
-    iou: float = 0.7,
-    max_det: int = 300,
     on_batch: Callable[[int], None] | None = None,
     seconds: dict[str, float] | None = None,
 ) -> Iterator[tuple[int, Detections]]:
     """Yields (index in the set, detections in pixels of the original image, on the CPU) of each image of `batches`.
 
-    A fused copy of the network does the work. Time spent is added to `seconds` (load, detect).
+    Time spent is added to `seconds` (load, detect).
     """
-    device, limits = torch.device(device), Limits(conf, iou, max_det)
     seconds = {} if seconds is None else seconds
-    worker = for_inference(network).to(device)
     source, most = iter(batches), None
     while True:
         with _timed(seconds, "load"):
@@ -150,7 +129,7 @@ def detect(
         images, letterboxes, indices = batch
 
         def work(part: slice, images: Tensor = images, letterboxes: list[Letterbox] = letterboxes) -> list[Detections]:
-            return find_objects(worker, images[part], letterboxes[part], autocast, limits)
+            return find_objects(runtime, images[part], letterboxes[part], limits)
 
         with _timed(seconds, "detect"):
             found, most = within_memory(work, len(indices), most)

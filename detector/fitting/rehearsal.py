@@ -29,6 +29,7 @@ from detector.data.loader import worker_count
 from detector.evaluation.coco import GroundTruth
 from detector.evaluation.evaluate import Evaluation, detect, ground_truth_of, judge
 from detector.fitting.crowd import part
+from detector.inference.infer import NetworkRuntime
 from detector.model.network import Network
 from detector.model.selection import Detections
 from detector.precision import choose_precision
@@ -208,7 +209,7 @@ def find(job: Job, state: TrainState, network: Network, device: torch.device) ->
     letterboxes = [Letterbox(height, width, 1.0, 1.0, 0, 0)] * batch
     images = one.expand(batch, *one.shape).contiguous()
     batches = [(images, letterboxes, list(range(batch)))]
-    list(detect(network, batches, device=device, autocast=state.precision.autocast))
+    list(detect(NetworkRuntime(network, device, state.precision.autocast), batches))
 
 
 def crowd(height: int, width: int, classes: int) -> Detections:

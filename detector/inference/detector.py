@@ -6,9 +6,7 @@ OpenCV is imported with the first image: who only loads a network need not wait 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import groupby, islice
 from numbers import Integral, Real
 from pathlib import Path
@@ -19,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from detector.errors import ConfigError, DataError
-from detector.inference.infer import Limits, find_objects, for_inference, within_memory
+from detector.inference.infer import Limits, NetworkRuntime, Runtime, find_objects, within_memory
 from detector.inference.sources import Source, find_images
-from detector.model.network import Network, check_side
+from detector.model.network import Network
 
 if TYPE_CHECKING:
     from detector.data.image import Letterbox
@@ -60,18 +58,18 @@ class _Prepared(NamedTuple):
 
 @dataclass(frozen=True)
 class Detector:
-    """A network with its class names and input size, ready to predict; `detector.load` makes one."""
+    """A network, or an export of one, with its class names and input size, ready to predict; see `detector.load`."""
 
-    network: Network
+    runtime: Runtime
     names: tuple[str, ...]
     imgsz: int
-    device: torch.device
-    autocast: Callable[[], AbstractContextManager[None]]
 
-    @cached_property
-    def inference(self) -> Network:
-        """The copy of the network that does the work; made once."""
-        return for_inference(self.network)
+    @property
+    def network(self) -> Network:
+        """The network of a checkpoint. Raises ConfigError for an export, which has none."""
+        if not isinstance(self.runtime, NetworkRuntime):
+            raise ConfigError("an export has no network; load the checkpoint that it was made of")
+        return self.runtime.network
 
     def predict(
         self,
@@ -107,7 +105,7 @@ class Detector:
         unreadable: is told of an image that cannot be read, which is then left out.
         """
         check_limits(conf, iou, imgsz, batch, max_det)
-        check_side(self.network, imgsz or self.imgsz)
+        self.runtime.check_side(imgsz or self.imgsz)
         prepared = self._prepared(sources, imgsz or self.imgsz, unreadable)
         return self._results(prepared, Limits(conf, iou, max_det, multi_label=False), batch)
 
@@ -135,11 +133,11 @@ class Detector:
     def _prepare(self, source: Path | NDArray[np.uint8], imgsz: int) -> _Prepared:
         from detector.data.image import letterbox, read_image
 
-        channels, value_range = self.network.channels, self.network.value_range
+        channels, value_range = self.runtime.channels, self.runtime.value_range
         is_file = isinstance(source, Path)
         image = read_image(source, channels, value_range=value_range) if is_file else source
         check_image(image, channels)
-        network_image, placement = letterbox(image, imgsz, self.network.stride)
+        network_image, placement = letterbox(image, imgsz, self.runtime.stride)
         return _Prepared(source if is_file else None, image, network_image, placement)
 
     def _predict(self, group: list[_Prepared], limits: Limits, most: int | None) -> tuple[list[Result], int | None]:
@@ -148,7 +146,7 @@ class Detector:
         images = torch.from_numpy(np.stack([one.network_image for one in group]))
         placements = [one.placement for one in group]
         found, most = within_memory(
-            lambda part: find_objects(self.inference, images[part], placements[part], self.autocast, limits),
+            lambda part: find_objects(self.runtime, images[part], placements[part], limits),
             len(group),
             most,
         )

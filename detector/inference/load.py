@@ -8,6 +8,7 @@ import torch
 from detector import checkpoint_file
 from detector.device import choose_device
 from detector.inference.detector import Detector
+from detector.inference.infer import NetworkRuntime
 from detector.model.checkpoint import network_of
 from detector.precision import choose_precision
 from detector.values import plain
@@ -31,4 +32,4 @@ def load(
     network = network_of(saved, path).to(target)
     network.head.choose(plain(nms))
     precision = choose_precision(amp, target)
-    return Detector(network, tuple(saved["names"]), saved["imgsz"], target, precision.autocast)
+    return Detector(NetworkRuntime(network, target, precision.autocast), tuple(saved["names"]), saved["imgsz"])

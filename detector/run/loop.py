@@ -21,6 +21,7 @@ from detector.errors import Interrupted
 from detector.evaluation.evaluate import Evaluation, detect, judge_found
 from detector.files import remove_unfinished
 from detector.folders import create_folder, remove_run
+from detector.inference.infer import NetworkRuntime
 from detector.model.network import Network
 from detector.model.selection import Detections
 from detector.reporting.draw import save_image
@@ -214,10 +215,8 @@ def validate(run: Run, network: Network) -> Evaluation | None:
     found: dict[int, Detections] = {}
     with distributed.together(run.device), suppress(StopWaiting):
         found |= detect(
-            network,
+            NetworkRuntime(network, run.device, run.state.precision.autocast),
             batches,
-            device=run.device,
-            autocast=run.state.precision.autocast,
             on_batch=lambda images: run.interruption.end_wait(),
         )
     stop_if_asked(run)
