@@ -111,11 +111,13 @@ def test_one_seed_gives_the_same_weights_to_the_bit_whatever_the_workers(tmp_pat
     assert not same(first, other)
 
 
-def test_a_run_does_not_depend_on_how_its_windows_are_cut(tmp_path, common):
+@pytest.mark.parametrize(("multi_scale", "batches"), [(0, (4, 2, 1)), (0.5, (3,))])
+def test_a_run_does_not_depend_on_how_its_windows_are_cut(tmp_path, common, multi_scale, batches):
     """Two epochs at 8 a step with BatchNorm frozen: the same weights for every micro-batch, to rounding."""
     exact = ["epochs=2", "nbs=8", "freeze_bn=true", "amp=fp32", "accumulate_warmup=false", "optimizer=SGD", "lr0=0.01"]
+    exact.append(f"multi_scale={multi_scale}")
     whole = weights(train(tmp_path, common, "b8", *exact, "batch=8"))
-    for batch in (4, 2, 1):
+    for batch in batches:
         cut = weights(train(tmp_path, common, f"b{batch}", *exact, f"batch={batch}"))
         for key, value in whole.items():
             if value.dtype.is_floating_point:
