@@ -13,7 +13,7 @@ from pycocotools.coco import COCO
 
 from detector.cli import main
 from detector.data.description import load_description
-from detector.data.formats import voc
+from detector.data.formats import coco, voc
 from detector.data.index import Index
 from detector.data.reading import Reading, build_index
 from detector.data.writing import write_dataset
@@ -263,6 +263,29 @@ def test_what_is_wrong_in_a_coco_file_is_named(tmp_path, change, message):
     with pytest.raises(DataError, match=message) as error:
         split(data)
     assert "all.json" in str(error.value)
+
+
+def test_a_test_split_that_is_not_there_stops_no_training(tmp_path):
+    data = random_set(tmp_path)
+    data.write_text(data.read_text() + "test: annotations/image_info_test-dev.json\n", encoding="utf-8")
+    assert len(split(data, "train"))
+    with pytest.raises(DataError, match=r"image_info_test-dev\.json: no such file; name the COCO file"):
+        split(data, "test")
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        '{"images": [], "categories": %s, "annotations": []}',
+        '{"categories" : %s, "images": []}',
+        '{"images": [{"id": 1, "file_name": "categories"}], "info": {"categories": [{}]}, "categories": %s}',
+    ],
+)
+@pytest.mark.parametrize("categories", ['[{"id": 3, "name": "cat"}, {"id": 1, "name": "[\\u00e9"}]', "[]", "null"])
+def test_categories_are_read_alone_as_with_the_whole_file(tmp_path, written, categories):
+    file = tmp_path / "a.json"
+    file.write_text(written % categories, encoding="utf-8")
+    assert coco.read_categories(file) == coco.read_json(file)["categories"] == (json.loads(categories) or [])
 
 
 def test_crowds_and_difficult_objects_are_not_trained_on_but_judged(tmp_path):
