@@ -206,6 +206,23 @@ def test_an_image_that_changed_gets_another_file(data, tmp_path):
     os.utime(index.path(4), (1, 1))
     assert np.all(ImageCache(index, IMGSZ, "disk", folder=tmp_path)[4] == 7)
     assert len(list(tmp_path.glob("*.pixels"))) == 2
+    assert (
+        "; 1 more there, for other images or sizes, 0.00 GiB"
+        in ImageCache(index, IMGSZ, "disk", folder=tmp_path).told()
+    )
+
+
+def test_a_file_of_some_images_is_taken_up_though_less_is_free_than_before(index, tmp_path, monkeypatch):
+    image_bytes = 8 + 3 * IMGSZ * IMGSZ
+    monkeypatch.setattr(disk_cache, "free_space", lambda folder: 10 * image_bytes)
+    assert ImageCache(index, IMGSZ, "disk", folder=tmp_path).count == 8
+    monkeypatch.setattr(disk_cache, "free_space", lambda folder: 2 * image_bytes)  # the file takes the rest
+    assert ImageCache(index, IMGSZ, "disk", folder=tmp_path).count == 8
+    assert ImageCache(index, IMGSZ, "disk", 12 * image_bytes, tmp_path).count == 12  # the user's word
+    assert ImageCache(index, IMGSZ, "disk", 3 * image_bytes, tmp_path).count == 3
+    assert ImageCache(index, IMGSZ, "disk", 0, tmp_path).count == 0
+    assert ImageCache(index, IMGSZ, "disk", folder=tmp_path).count == 12
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_images_of_shards_are_kept_on_disk_too(index, tmp_path):

@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-from detector.data.disk_cache import DiskPixels, free_space
+from detector.data.disk_cache import DiskPixels
 from detector.data.image import fitted_sizes
 from detector.data.index import Index
 from detector.data.neighbours import NEAR
@@ -33,7 +33,7 @@ Mode = Literal["auto", "ram", "disk", "off"]
 GIB = 2**30
 AUTO_SHARE = 0.25  # of the available memory, for all processes of a run on this machine together
 AUTO_LIMIT = 8 * GIB  # bytes
-MOST = 0.8  # of the memory or the disk that is free, where the user names no budget
+MOST = 0.8  # of the memory that is free, where the user names no budget
 RECENT_BYTES = 128 * 2**20  # of images that a process holds beside the kept ones
 RING_BYTES = 512 * 2**20  # of the ring
 
@@ -79,16 +79,18 @@ class ImageCache:
         self._offsets = np.concatenate(([0], np.cumsum(self.channels * self._sizes.prod(axis=1), dtype=np.int64)))
         self.bytes = int(self._offsets[-1])  # of all images
         self.problem = ""  # why the file of "disk" cannot be used
-        self.count = self._fitting(mode, budget, folder)  # images that are kept
+        self.count = 0  # images that are kept
         self._kept: RamPixels | DiskPixels | None = None
-        if self.count and mode == "disk":
+        self.on_disk = mode == "disk" and folder is not None
+        if self.on_disk:
             try:
-                self._kept = DiskPixels(index, imgsz, self.count, self.kept_bytes, folder)
+                file = DiskPixels(index, imgsz, self._offsets, budget, folder)
+                self._kept, self.count = file if file.images else None, file.images
             except OSError as error:
-                self.problem, self.count = f"{folder}: {error.strerror or error}", 0
-        elif self.count:
-            self._kept = RamPixels(self.count, self.kept_bytes)
-        self.on_disk = isinstance(self._kept, DiskPixels)
+                self.problem = f"{folder}: {error.strerror or error}"
+        elif mode in ("ram", "auto"):
+            self.count = self._fitting(mode, budget)
+            self._kept = RamPixels(self.count, self.kept_bytes) if self.count else None
         largest = int(np.max(np.diff(self._offsets), initial=1))
         self._most_recent = max(4, min(NEAR, RECENT_BYTES // largest))
         self._ring = None
@@ -97,13 +99,8 @@ class ImageCache:
             self._ring = Ring(max(1, min(len(index), room // largest)), largest)
         self._forget()
 
-    def _fitting(self, mode: Mode, budget: int | None, folder: Path | None) -> int:
-        """How many of the first images are kept."""
-        if mode == "off" or (mode == "disk" and folder is None):
-            return 0
-        if mode == "disk":
-            limit = MOST * free_space(folder) if budget is None else budget
-            return int(np.searchsorted(self._offsets, limit, side="right")) - 1
+    def _fitting(self, mode: Mode, budget: int | None) -> int:
+        """How many of the first images are kept in memory."""
         memory = available_memory() / local_world_size()
         if mode == "auto" and budget is None:
             return len(self.index) if self.bytes < min(AUTO_LIMIT, AUTO_SHARE * memory) else 0
@@ -141,7 +138,10 @@ class ImageCache:
             return f"{len(self.index):,} images are decoded once an epoch"
         rest = "" if self.count == len(self.index) else "; the others are decoded once an epoch"
         where = f"in {self._kept.path}" if self.on_disk else "in memory"
-        return f"{images}, {self.kept_bytes / GIB:.2f} GiB {where}{rest}"
+        others = self._kept.others() if isinstance(self._kept, DiskPixels) else []
+        taken = sum(path.stat().st_size for path in others) / GIB
+        unused = f"; {len(others)} more there, for other images or sizes, {taken:.2f} GiB" if others else ""
+        return f"{images}, {self.kept_bytes / GIB:.2f} GiB {where}{rest}{unused}"
 
     def kept(self) -> int:
         """How many images are kept, by whichever process."""

@@ -1,7 +1,7 @@
 """A file of decoded images, which is mapped into memory by every process of a run and taken up by later runs.
 
-Its name holds a digest of what its pixels follow from: the images' paths, sizes and times of change, and imgsz. So it
-is never out of date, only unused, and may be deleted at any time.
+Its name holds a digest of what its pixels follow from: the images' paths, sizes and times of change, and imgsz; then how
+many of the images it holds. So it is never out of date, only unused, and may be deleted at any time.
 """
 
 import hashlib
@@ -17,19 +17,37 @@ from detector.data import shard
 from detector.data.index import Index
 from detector.data.storage import is_url
 
-FORMAT = 1  # of the file; another one has another name
+MOST = 0.8  # of the disk that is free, where the user names no budget
+FORMAT = 2  # of the file; another one has another name
 
 
 class DiskPixels:
     """As `cache.RamPixels`, in a file: the checksums, then the pixels."""
 
-    def __init__(self, index: Index, imgsz: int, images: int, pixel_bytes: int, folder: Path) -> None:
-        """Of the first `images` of the index. Raises OSError where no such file can be made in the folder."""
-        self.images, self.size = images, 8 * images + pixel_bytes
-        self.path = folder / f"images-{imgsz}-{_digest(index, imgsz, images)}.pixels"
+    def __init__(self, index: Index, imgsz: int, offsets: np.ndarray, budget: int | None, folder: Path) -> None:
+        """Of as many of the first images as `budget` bytes hold, or those that are in the folder already.
+
+        `offsets`: (n + 1,) where each image's pixels begin. Without a budget what is there is enough; if nothing is, a
+        file takes 0.8 of what is free. `images` may be 0; then there is no file. Raises OSError where none can be made.
+        """
+        ends = offsets + 8 * np.arange(len(offsets))
+        name = f"images-{imgsz}-{_digest(index, imgsz)}"
+        there = [*map(_images_in, folder.glob(f"{name}-*.pixels"))]
+        self.images = max((n for n in there if n < len(ends)), default=0)
+        if budget is not None or not self.images:
+            fits = int(np.searchsorted(ends, MOST * free_space(folder) if budget is None else budget, side="right")) - 1
+            self.images = max(fits, self.images if budget is None or ends[self.images] <= budget else 0)
+        self.size = int(ends[self.images])
+        self.path = folder / f"{name}-{self.images}.pixels"
+        if not self.images:
+            return
         if not self.path.is_file() or self.path.stat().st_size != self.size:
             _create(self.path, self.size)
         self._attach()
+
+    def others(self) -> list[Path]:
+        """Such files of other images, sizes or budgets."""
+        return [path for path in self.path.parent.glob("images-*-*-*.pixels") if path != self.path]
 
     def pixels(self, start: int, stop: int) -> np.ndarray:
         """(stop - start,) uint8, to read."""
@@ -61,9 +79,15 @@ def free_space(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def _digest(index: Index, imgsz: int, images: int) -> str:
-    digest = hashlib.sha256(f"{FORMAT} {imgsz} {images} {index.channels}".encode())
-    for i in range(images):
+def _images_in(file: Path) -> int:
+    """How many images a file holds, by its name."""
+    count = file.stem.rpartition("-")[2]
+    return int(count) if count.isdecimal() else 0
+
+
+def _digest(index: Index, imgsz: int) -> str:
+    digest = hashlib.sha256(f"{FORMAT} {imgsz} {index.channels}".encode())
+    for i in range(len(index)):
         digest.update(os.fsencode(os.path.abspath(index.place(i))) + f"\0{_stamp(index, i)}\n".encode())
     return digest.hexdigest()[:24]
 
