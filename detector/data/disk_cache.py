@@ -1,7 +1,7 @@
 """A file of decoded images, which is mapped into memory by every process of a run and taken up by later runs.
 
-Its name holds a digest of what its pixels follow from: the images' paths, sizes and times of change, and imgsz; then how
-many of the images it holds. So it is never out of date, only unused, and may be deleted at any time.
+Its name holds a digest of what its pixels follow from, the images' paths, sizes and times of change, and imgsz; then
+how many of the images it holds. So it is never out of date, only unused, and may be deleted at any time.
 """
 
 import hashlib
