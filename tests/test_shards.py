@@ -495,6 +495,21 @@ def test_what_cannot_be_had_from_elsewhere_is_told(tmp_path, url, reason, monkey
         build_index(description(tmp_path, url), "train")
 
 
+def test_a_server_that_cannot_be_reached_is_no_missing_file(tmp_path, monkeypatch):
+    """fsspec calls both a FileNotFoundError."""
+    waits = []
+    monkeypatch.setattr(storage.time, "sleep", waits.append)
+
+    def info(self, path, **more):
+        raise FileNotFoundError(path) from ConnectionRefusedError("connection refused")
+
+    monkeypatch.setattr(MemoryFileSystem, "info", info)
+    monkeypatch.setattr(MemoryFileSystem, "_open", info)
+    with pytest.raises(DataError, match=r"memory://b/a.tar: cannot be read \(connection refused\); see that it can be"):
+        build_index(description(tmp_path, "memory://b/a.tar"), "train")
+    assert waits == list(storage.PAUSES)
+
+
 def contents_of(index, queue):
     queue.put([index.content(i) for i in range(len(index))])
 

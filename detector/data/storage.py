@@ -106,11 +106,15 @@ def told(place: str, read: Callable[[], Value]) -> Value:
     for pause in (*(PAUSES if is_url(place) else ()), None):
         try:
             return read()
-        except FileNotFoundError:
-            raise DataError(f"{place}: does not exist; mend its name in the description, or put it there") from None
         except DataError:
             raise
         except Exception as error:  # of whatever library speaks with the server
+            if isinstance(error, FileNotFoundError):
+                if error.__cause__ is None or isinstance(error.__cause__, FileNotFoundError):
+                    raise DataError(
+                        f"{place}: does not exist; mend its name in the description, or put it there"
+                    ) from None
+                error = error.__cause__  # fsspec says so of a server that cannot be reached, too
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             if pause is None or isinstance(error, FINAL):
                 raise DataError(f"{place}: cannot be read ({reason}); see that it can be reached") from None
