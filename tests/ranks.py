@@ -100,7 +100,6 @@ class start:  # noqa: N801 - stands in for subprocess.Popen, and starts somethin
 def serve():
     import test_step  # noqa: F401 - and all that it imports, for the children
     import torch._dynamo  # noqa: F401 - which the first optimizer imports
-    import torchvision.ops  # noqa: F401 - which the first validation imports
 
     import detector.commands.train  # noqa: F401
 

@@ -78,18 +78,25 @@ SPARED = {
 }  # fmt: skip
 
 
-def test_loading_a_detector_imports_no_trainer(tmp_path):
+COMPILER = {"torchvision.models", "torch._dynamo", "torch.fx.experimental.symbolic_shapes", "sympy"}  # seconds
+
+
+def test_loading_and_predicting_import_no_trainer_and_no_compiler(tmp_path):
     network = network_from_description({**load_description(TINY), "nc": 2})
     saved = {"ema": network.state_dict(), "description": network.description, "names": ["a", "b"], "imgsz": 64}
     checkpoint_file.write(tmp_path / "best.pt", saved)
     code = (
-        "import sys, torch; before = set(sys.modules); import detector; detector.load(sys.argv[1], device='cpu'); "
-        "print(*(set(sys.modules) - before))"
+        "import sys, numpy, torch; before = set(sys.modules); import detector; "
+        "model = detector.load(sys.argv[1], device='cpu'); print(*(set(sys.modules) - before)); "
+        "(found,) = model.predict(numpy.zeros((64, 64, 3), 'uint8'), conf=0); assert len(found); print(*sys.modules)"
     )
     command = [sys.executable, "-c", code, tmp_path / "best.pt"]
-    imported_names = set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
-    assert "detector.inference.detector" in imported_names
-    assert not imported_names & SPARED
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    loading, predicting = (set(line.split()) for line in shown)
+    assert "detector.inference.detector" in loading
+    assert not loading & SPARED
+    assert "cv2" in predicting
+    assert not predicting & COMPILER
 
 
 def test_help_and_the_package_do_not_import_torch():

@@ -125,6 +125,8 @@ def test_boxes_beyond_the_edge_do_not_meet_those_of_another_class():
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of torchvision's own rule for fake tensors
 def test_a_device_without_double_precision_sees_none():
     """Apple's mps, say: suppression runs on the host, by the same rule."""
+    import torchvision  # noqa: F401 - its rule for fake tensors
+
     seen = set()
 
     class Watched(TorchDispatchMode):

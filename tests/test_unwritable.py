@@ -63,7 +63,8 @@ def test_what_is_printed_onto_a_full_disk(trained):
 @pytest.mark.parametrize("command", ["val", "predict"])
 def test_a_project_that_is_a_file(tmp_path, data, trained, command):
     (tmp_path / "project").write_text("", encoding="utf-8")
-    words = [trained] if command == "val" else [trained, data.parent / "images" / "val"]
+    words = [trained, "plots=false", "save_json=true"]
+    words = words if command == "val" else [trained, data.parent / "images" / "val"]
     done = subprocess.run(
         [sys.executable, "-m", "detector", command, *words, f"project={tmp_path / 'project'}"],
         capture_output=True,

@@ -15,10 +15,8 @@ def to_original(detections: Detections, letterbox: Letterbox) -> Detections:
 
     The inverse of x_net = x_orig * ratio_x + left and y_net = y_orig * ratio_y + top.
     """
-    from torchvision.ops import clip_boxes_to_image  # hundreds of milliseconds to import, see model/selection.py
-
     boxes = detections.boxes_xyxy
     shift = boxes.new_tensor((letterbox.left, letterbox.top) * 2)
     ratio = boxes.new_tensor((letterbox.ratio_x, letterbox.ratio_y) * 2)
-    size = letterbox.height, letterbox.width
-    return detections._replace(boxes_xyxy=clip_boxes_to_image((boxes - shift) / ratio, size))
+    size = boxes.new_tensor((letterbox.width, letterbox.height) * 2)
+    return detections._replace(boxes_xyxy=((boxes - shift) / ratio).clamp(min=0).minimum(size))

@@ -44,8 +44,10 @@ class DFL(nn.Module):
     @torch.no_grad()
     def reset(self) -> None:
         """Sets the bins 0, 1, .. reg_max - 1."""
-        bins = torch.arange(self.conv.in_channels, dtype=self.conv.weight.dtype, device=self.conv.weight.device)
-        self.conv.weight.copy_(bins.view(1, -1, 1, 1))
+        weight = self.conv.weight
+        if not weight.is_meta:  # an arange there would import torch's compiler, which takes seconds
+            bins = torch.arange(self.conv.in_channels, dtype=weight.dtype, device=weight.device)
+            weight.copy_(bins.view(1, -1, 1, 1))
 
 
 class Detect(nn.Module):

@@ -171,7 +171,9 @@ def network_from_description(description: dict[str, Any], seed: int | None = 0) 
     """
     with torch.device("meta"):  # the layers' own start would draw from the global generator
         network = Network(copy.deepcopy(description))
-    network.to_empty(device="cpu")
+    # Module.to_empty would import torch's compiler, which takes seconds.
+    empty = {name: torch.empty(value.shape, dtype=value.dtype) for name, value in network.state_dict().items()}
+    network.load_state_dict(empty, assign=True)
     if seed is None:
         return network
     rng = torch.Generator().manual_seed(int(generator(seed, Purpose.WEIGHTS).integers(2**63)))

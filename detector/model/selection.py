@@ -6,7 +6,12 @@ speed. Legend: B images, A anchors, N boxes, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import importlib.util
+import sys
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -132,12 +137,29 @@ def _greedy(boxes_xyxy: Tensor, classes: Tensor, iou: float) -> Tensor:
     torchvision's `batched_nms` shifts in fp32, which does, and past 1,000 boxes goes class by class, which takes twice
     the time with 80 classes.
     """
-    from torchvision.ops import nms  # hundreds of milliseconds to import, and most programs never get here
-
     device = boxes_xyxy.device
     boxes, classes = (one.to(device if device.type in DOUBLES else "cpu") for one in (boxes_xyxy, classes))
     boxes = boxes.double()
     span = boxes.max() - boxes.min() + 1
     apart = boxes + (classes * span)[:, None]
     rank = torch.arange(len(boxes), 0, -1, device=boxes.device, dtype=boxes.dtype)
-    return nms(apart, rank, iou).to(device)
+    return _operator()(apart, rank, iou).to(device)
+
+
+@cache
+def _operator() -> Callable[[Tensor, Tensor, float], Tensor]:
+    """torchvision's `nms`, from its library of operators alone where that can be had.
+
+    Its package imports all its models and torch's compiler too, which takes longer than torch itself.
+    """
+    package = importlib.util.find_spec("torchvision")
+    if "torchvision" not in sys.modules and package is not None:
+        for place in package.submodule_search_locations or ():
+            for library in Path(place).glob("_C*.so"):
+                with suppress(OSError):
+                    torch.ops.load_library(library)
+    if hasattr(torch.ops.torchvision, "nms"):
+        return torch.ops.torchvision.nms
+    from torchvision.ops import nms
+
+    return nms
