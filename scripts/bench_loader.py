@@ -22,6 +22,7 @@ from detector.data import dataset
 from detector.data.dataset import TrainingSet
 from detector.data.index import Index
 from detector.data.loader import TrainingLoader, worker_count
+from detector.device import choose_device
 from detector.rng import epoch_order
 from detector.run.build import indices, training_set
 
@@ -31,7 +32,7 @@ PARTS = {
     "crop, resize, warp": (dataset, "random_perspective"),
     "mixup": (dataset, "mixup"),
     "cutmix": (dataset, "cutmix"),
-    "colours": (dataset, "random_hsv"),
+    "colours": (dataset, "recolour"),
     "flips": (dataset, "random_flips"),
 }
 
@@ -118,8 +119,9 @@ def main(words: list[str]) -> None:
     settings = load_settings(Settings, None, [*defaults, *words])
     index, _ = indices(settings, print)
     print(f"{len(index):,} images at imgsz {settings.imgsz}, cache {settings.cache}, batch {settings.batch}")
-    end_to_end(training_set(index, settings), settings)
-    where_it_goes(training_set(index, settings.model_copy(update={"workers": 0})), settings)
+    on_gpu = choose_device(settings.device).type != "cpu"  # then colours are made there
+    end_to_end(training_set(index, settings, on_gpu), settings)
+    where_it_goes(training_set(index, settings.model_copy(update={"workers": 0}), on_gpu), settings)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,6 @@ MIXUP_BETA = 32.0
 CUTMIX_TRIES = 3
 CUTMIX_MIN_AREA = 0.1  # share of a partner's box that must lie inside the pasted rectangle
 GREY = (PADDING, PADDING, PADDING, PADDING)  # of up to four channels, as many as a warp takes at once
-LEVELS = np.arange(256)
-STRIP = 32 * 1024  # pixels whose colours are changed at once
 
 
 @dataclass(frozen=True)
@@ -163,35 +161,6 @@ def _random_window(height: int, width: int, generator: Generator) -> np.ndarray:
 def _overlaps(boxes_xyxy: np.ndarray, window: np.ndarray) -> np.ndarray:
     low, high = np.maximum(boxes_xyxy[:, :2], window[:2]), np.minimum(boxes_xyxy[:, 2:], window[2:])
     return np.all(high > low, axis=1)
-
-
-def random_hsv(image: np.ndarray, strengths: Augmentation, generator: Generator) -> None:
-    """Hue turned by r_h of the circle, saturation and brightness times 1 + r, r ~ U(-1, 1) * (hsv_h, hsv_s, hsv_v).
-
-    Of images that are not RGB, whose channels have no hue, the brightness alone. The image is changed where it lies.
-    """
-    if not (strengths.hsv_h or strengths.hsv_s or strengths.hsv_v):
-        return
-    hue, saturation, value = generator.uniform(-1, 1, 3) * (strengths.hsv_h, strengths.hsv_s, strengths.hsv_v)
-    if image.shape[2] != 3:
-        cv2.convertScaleAbs(image, image, 1 + value)
-        return
-    turned = (np.rint(LEVELS + 180 * hue) % 180).astype(np.uint8)  # OpenCV's 8-bit hue is in units of 2 degrees
-    # So few rows that they stay in the CPU's cache, and plane by plane: half the time of the whole in one piece.
-    rows = min(len(image), max(1, STRIP // image.shape[1]))
-    colours = np.empty((rows, image.shape[1], 3), dtype=np.uint8)
-    planes = list(np.empty((3, rows, image.shape[1]), dtype=np.uint8))
-    for top in range(0, len(image), rows):
-        strip = image[top : top + rows]
-        if len(strip) < rows:
-            colours, planes = colours[: len(strip)], [plane[: len(strip)] for plane in planes]
-        cv2.cvtColor(strip, cv2.COLOR_RGB2HSV, dst=colours)
-        cv2.split(colours, planes)
-        cv2.LUT(planes[0], turned, dst=planes[0])
-        cv2.convertScaleAbs(planes[1], planes[1], 1 + saturation)
-        cv2.convertScaleAbs(planes[2], planes[2], 1 + value)
-        cv2.merge(planes, colours)
-        cv2.cvtColor(colours, cv2.COLOR_HSV2RGB, dst=strip)
 
 
 def random_flips(example: Example, strengths: Augmentation, generator: Generator) -> Example:

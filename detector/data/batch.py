@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from detector.data.colours import Colours, recoloured
 from detector.data.image import PADDING
 
 
@@ -20,6 +21,7 @@ class Sample(NamedTuple):
     classes: np.ndarray  # (N,) int64
     index: int  # its slot in the epoch
     good: bool = True  # False: the image is damaged, the sample is grey without boxes and counts for nothing
+    colours: Colours | None = None  # a change that is still to be made
 
 
 class Batch(NamedTuple):
@@ -34,6 +36,7 @@ class Batch(NamedTuple):
     image_index: Tensor  # (N,) int64, which of the B images a box belongs to, ascending
     samples: Tensor  # (B,) int64, the slot of each image in its epoch; empty in a blank batch
     bad: Tensor  # (K,) int64, slots of the images that should have been in it but are damaged
+    colours: Tensor = torch.zeros(0, 3)  # (B, 3) float32 `Colours` still to be given to the images; (0, 3): none
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> "Batch":
         """The batch on a device; only from pinned memory does `non_blocking` overlap with anything."""
@@ -49,6 +52,7 @@ class Batch(NamedTuple):
             self.image_index[mine] - start,
             self.samples[start:stop],
             self.bad,
+            self.colours[start:stop],
         )
 
     def resized(self, side: int) -> "Batch":
@@ -60,9 +64,18 @@ class Batch(NamedTuple):
         images = pixels.round_().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
         return self._replace(images=images, boxes_xyxy=self.boxes_xyxy * (side / before))
 
+    def pictures(self) -> Tensor:
+        """(B, H, W, C) uint8: the images as they are learned from."""
+        if not len(self.colours):
+            return self.images
+        return self.network_input().mul_(255).round_().to(torch.uint8).permute(0, 2, 3, 1)
+
     def network_input(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """(B, C, H, W) in 0..1, channels last in memory: a view of the images but for the conversion."""
-        return self.images.permute(0, 3, 1, 2).to(dtype).div_(255)
+        """(B, C, H, W) in 0..1, channels last in memory: a view of the images but for the conversion and colours."""
+        pixels = self.images.permute(0, 3, 1, 2).to(dtype).div_(255)
+        if not len(self.colours):
+            return pixels
+        return recoloured(pixels, self.colours).contiguous(memory_format=torch.channels_last)
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
@@ -75,6 +88,7 @@ def joined(batches: Sequence[Batch]) -> Batch:
         image_index=torch.cat([batch.image_index + start for batch, start in zip(batches, starts, strict=False)]),
         samples=torch.cat([batch.samples for batch in batches]),
         bad=torch.cat([batch.bad for batch in batches]),
+        colours=torch.cat([batch.colours for batch in batches]),
     )
 
 
@@ -131,6 +145,7 @@ def collate(samples: Sequence[Sample], images: np.ndarray | None = None) -> Batc
         image_index=torch.repeat_interleave(torch.arange(len(good)), counts),
         samples=torch.tensor([sample.index for sample in good]),
         bad=torch.tensor(bad, dtype=torch.int64),
+        colours=torch.tensor([sample.colours for sample in good if sample.colours], dtype=torch.float32).reshape(-1, 3),
     )
 
 

@@ -7,9 +7,10 @@ from typing import Literal
 import numpy as np
 from numpy.random import Generator
 
-from detector.data.augment import Augmentation, Example, cutmix, mixup, random_flips, random_hsv
+from detector.data.augment import Augmentation, Example, cutmix, mixup, random_flips
 from detector.data.batch import Sample
 from detector.data.cache import ImageCache, Mode
+from detector.data.colours import Colours, random_colours, recolour
 from detector.data.compose import Plane, random_perspective
 from detector.data.copy_paste import copy_paste
 from detector.data.image import (
@@ -65,13 +66,18 @@ class TrainingSet:
         cache_folder: Path | None = None,
         processes: int = 0,
         transforms: UserTransforms | None = None,
+        colours_later: bool = False,
     ) -> None:
-        """`budget`: bytes of the cache, `cache_folder`: of its file, `processes`: that make samples (`ImageCache`)."""
+        """`budget`: bytes of the cache, `cache_folder`: of its file, `processes`: that make samples (`ImageCache`).
+
+        colours_later: samples carry their change of colours, for `Batch.network_input` to make it.
+        """
         self.index, self.imgsz, self.seed, self.bad_images = index, imgsz, seed, bad_images
         self.sampling = sampling or Sampling(np.ones(len(index)), seed)
         self.drawn = self.sampling.drawn  # epoch -> (n,) the image in each slot
         self.first_plain_epoch = epochs - close_mosaic
         self.augmentation, self.transforms = augmentation, transforms
+        self.colours_later = colours_later
         self.plain = replace(augmentation, mosaic=0.0, mixup=0.0, cutmix=0.0, copy_paste=0.0)
         self.cache = ImageCache(index, imgsz, cache, budget, cache_folder, processes)
         self.neighbours = Neighbours(len(index), seed)
@@ -107,9 +113,12 @@ class TrainingSet:
             example = self.transforms(example, random)
             out[:] = example.image
             example = example._replace(image=out)
-        random_hsv(out, strengths, random)
+        colours = random_colours(strengths, random)
+        if colours and not self.colours_later:
+            recolour(out, colours)
         example = random_flips(example, strengths, random)
-        return Sample(out, example.boxes_xyxy.astype(np.float32, order="C"), example.classes, slot)
+        later = (colours or Colours()) if self.colours_later else None
+        return Sample(out, example.boxes_xyxy.astype(np.float32, order="C"), example.classes, slot, colours=later)
 
     def fitted(self, i: int, place: int) -> Example | None:
         """Image i, which stands at a place of the order of all epochs, with its long side imgsz.

@@ -74,7 +74,7 @@ def build(settings: Settings, resume: Resume | None, say: Say) -> Run:
         settings=settings,
         device=device,
         names=names,
-        training=training_set(training, settings),
+        training=training_set(training, settings, colours_later=device.type != "cpu"),
         validation=ValidationSet(validation, settings.imgsz, network.stride, bad_images=settings.bad_images),
         workers=worker_count(settings.workers),
         schedule=schedule_of(settings, state),
@@ -244,7 +244,7 @@ def read_indices(settings: Settings, say: Say) -> tuple[Index, Index]:
     return training, validation
 
 
-def training_set(index: Index, settings: Settings) -> TrainingSet:
+def training_set(index: Index, settings: Settings, colours_later: bool = False) -> TrainingSet:
     strengths = Augmentation(**{name: getattr(settings, name) for name in Augmentation.__dataclass_fields__})
     return TrainingSet(
         index,
@@ -260,6 +260,7 @@ def training_set(index: Index, settings: Settings) -> TrainingSet:
         cache_folder=settings.cache_dir or settings.data.parent,
         processes=worker_count(settings.workers),
         transforms=UserTransforms(settings.albumentations) if settings.albumentations else None,
+        colours_later=colours_later,
     )
 
 

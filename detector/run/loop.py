@@ -200,7 +200,9 @@ def pictured(run: Run, batches: Iterable[Batch], most: int = 3) -> Iterator[Batc
     epoch = run.state.epoch + 1
     for number, batch in enumerate(batches):
         if number < most:
-            picture = training_batch_image(batch.images, batch.boxes_xyxy, batch.classes, batch.image_index, run.names)
+            picture = training_batch_image(
+                batch.pictures(), batch.boxes_xyxy, batch.classes, batch.image_index, run.names
+            )
             path = run.folder / f"train_epoch{epoch}_batch{number}.jpg"
             with saving.writing(run, path):
                 save_image(path, picture)
