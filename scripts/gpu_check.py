@@ -6,6 +6,7 @@
 2. `detector tune memory=4GiB`, as a user runs it.
 3. A short run in fp32, bf16 and fp16, and of v26n with MuSGD: every loss must be finite, and it can be measured.
 4. A run whose batch cannot fit, since a ballast leaves only `--leave` GiB: it must cut finer, say so, and end.
+5. Colours that are made on the GPU: they must be those that the host makes, to 1e-5.
 
 Without a GPU it says so and ends well. The status is 1 where a check fails.
 """
@@ -25,6 +26,7 @@ from pathlib import Path
 import torch
 
 from detector.config.settings import Settings
+from detector.data.colours import recoloured
 from detector.fitting.estimate import estimate_bench
 from detector.fitting.fit import allocator, bench
 from detector.fitting.search import cut_of, size
@@ -126,6 +128,16 @@ def full_card(options: argparse.Namespace, folder: Path) -> bool:
     return status == 0 and bool(told)
 
 
+def colours() -> bool:
+    """Whether the GPU makes the colours of images as the host does."""
+    random = torch.Generator().manual_seed(0)
+    images, changes = torch.rand(8, 3, 640, 640, generator=random), torch.rand(8, 3, generator=random)
+    changes = changes * torch.tensor((0.03, 1.4, 0.8)) + torch.tensor((-0.015, 0.3, 0.6))
+    apart = (recoloured(images.to(DEVICE), changes.to(DEVICE)).cpu() - recoloured(images.clone(), changes)).abs().max()
+    print(f"colours: at most {apart:.1e} apart from the host's")
+    return bool(apart < 1e-5)
+
+
 @contextmanager
 def ballast(leave: float) -> Iterator[None]:
     """A context in which this process holds all of the GPU but `leave` GiB."""
@@ -154,6 +166,7 @@ def main() -> int:
     results: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as temporary:
         checks = {
+            "colours": colours,
             "memory modes beside the estimate": lambda: modes(options),
             "tune within 4 GiB": lambda: tune(options),
             "fp32, bf16, fp16, two heads, MuSGD": lambda: precisions(options, Path(temporary)),

@@ -73,9 +73,7 @@ class Batch(NamedTuple):
     def network_input(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """(B, C, H, W) in 0..1, channels last in memory: a view of the images but for the conversion and colours."""
         pixels = self.images.permute(0, 3, 1, 2).to(dtype).div_(255)
-        if not len(self.colours):
-            return pixels
-        return recoloured(pixels, self.colours).contiguous(memory_format=torch.channels_last)
+        return recoloured(pixels, self.colours) if len(self.colours) else pixels
 
 
 def joined(batches: Sequence[Batch]) -> Batch:

@@ -62,24 +62,30 @@ def recolour(image: np.ndarray, colours: Colours) -> None:
 
 
 def recoloured(images: Tensor, colours: Tensor) -> Tensor:
-    """(B, C, H, W) images in 0..1 with the (B, 3) `Colours` of each; each pixel by itself, so any cut gives the same.
+    """(B, C, H, W) images in 0..1 with the (B, 3) `Colours` of each, where they lie.
+
+    One after the other, so that little memory is taken, and any cut gives the same.
+    """
+    for image, change in zip(images, colours.to(images.dtype), strict=True):
+        if len(image) == 3:
+            image.copy_(_recoloured(image, *change))
+        else:
+            image.mul_(change[2]).clamp_(max=1)
+    return images
+
+
+def _recoloured(image: Tensor, turn: Tensor, gain_s: Tensor, gain_v: Tensor) -> Tensor:
+    """A (3, H, W) image with another hue, saturation and value.
 
     In hexagonal HSV a channel is v - v s clip(min(k, 4 - k), 0, 1), k = (n + 6 h) mod 6, n = 5, 3, 1 for R, G, B.
     """
-    turn, gain_s, gain_v = (gain.view(-1, 1, 1) for gain in colours.to(images.dtype).unbind(1))
-    if images.shape[1] != 3:
-        return (images * gain_v[:, None]).clamp_(max=1)
-    red, green, blue = images.unbind(1)
-    value, least = images.amax(1), images.amin(1)
+    red, green, blue = image
+    value, least = image.amax(0), image.amin(0)
     chroma = value - least
     some = chroma.clamp(min=1e-6)  # grey has no hue, and needs none
     hue = torch.where(value == green, 2 + (blue - red) / some, 4 + (red - green) / some)
     hue = torch.where(value == red, (green - blue) / some, hue) + 6 * turn
     saturation = (gain_s * chroma / value.clamp(min=1e-6)).clamp_(max=1)
     value = (gain_v * value).clamp_(max=1)
-    drop = value * saturation
-    channels = []
-    for n in (5, 3, 1):
-        k = (n + hue) % 6
-        channels.append(value - drop * torch.minimum(k, 4 - k).clamp_(0, 1))
-    return torch.stack(channels, dim=1)
+    k = (hue + hue.new_tensor((5, 3, 1)).view(3, 1, 1)) % 6
+    return value - value * saturation * torch.minimum(k, 4 - k).clamp_(0, 1)
