@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "detector"
 # A room may import what stands before its own row; rooms of one row do not import each other.
 ROWS = [
     {"errors", "boxes", "classes", "rng", "memory", "terminal", "spelling"},
-    {"distributed", "files", "values", "public_network"},
+    {"distributed", "files", "values", "public_network", "drawing"},
     {"public_file"},
     {"device", "precision", "checkpoint_file", "folders"},
     {"config"},

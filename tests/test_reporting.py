@@ -14,12 +14,12 @@ import pytest
 import torch
 from test_coco import random_set
 
+from detector.drawing import class_colour, draw_boxes, grid, save_image
 from detector.errors import DataError
 from detector.evaluation.coco import build_ground_truth
 from detector.evaluation.curves import ConfusionMatrix, compute_curves
 from detector.evaluation.evaluate import judge
 from detector.model.selection import Detections
-from detector.reporting.draw import class_colour, draw_boxes, grid, save_image
 from detector.reporting.plots import DPI, plot_confusion, plot_f1, plot_history, plot_pr
 from detector.reporting.progress import Bar, Progress, clock, process_memory, reading_bar
 from detector.reporting.samples import training_batch_image, validation_image

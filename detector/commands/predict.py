@@ -7,12 +7,12 @@ from pathlib import Path
 
 from detector.config import words
 from detector.config.settings import PredictSettings, load_settings
+from detector.drawing import draw_boxes, save_image
 from detector.errors import ConfigError, DataError
 from detector.files import writing
 from detector.folders import create_folder
 from detector.inference.detector import Result
 from detector.inference.load import load
-from detector.reporting.draw import draw_boxes, save_image
 
 
 def run(options: argparse.Namespace) -> int:

@@ -26,6 +26,7 @@ from detector.data.dataset import ValidationSet
 from detector.data.image import Letterbox
 from detector.data.index import Index
 from detector.data.loader import worker_count
+from detector.drawing import save_image
 from detector.evaluation.coco import GroundTruth
 from detector.evaluation.evaluate import Evaluation, detect, ground_truth_of, judge
 from detector.fitting.crowd import part
@@ -33,7 +34,6 @@ from detector.inference.infer import NetworkRuntime
 from detector.model.network import Network
 from detector.model.selection import Detections
 from detector.precision import choose_precision
-from detector.reporting.draw import save_image
 from detector.reporting.plots import plot_history
 from detector.reporting.samples import training_batch_image
 from detector.reporting.summary import draw_evaluation

@@ -13,9 +13,9 @@ from detector.data.doctor import Examination, Noticed
 from detector.data.findings import KINDS, Finding
 from detector.data.index import Index
 from detector.data.pixels import decoded
+from detector.drawing import draw_boxes
 from detector.errors import DataError
 from detector.reporting.data_report import by_kind, verdict, without
-from detector.reporting.draw import draw_boxes
 
 WORST = 16  # images that are shown
 LISTED = 100  # findings of a kind

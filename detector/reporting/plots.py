@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from detector.drawing import class_colour
 from detector.evaluation.curves import ConfusionMatrix, Curves
-from detector.reporting.draw import class_colour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

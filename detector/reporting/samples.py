@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from detector.drawing import draw_boxes, grid
 from detector.model.selection import Detections
-from detector.reporting.draw import draw_boxes, grid
 
 SHOWN_CONFIDENCE = 0.25
 CELL = 512  # pixels of a cell's long side

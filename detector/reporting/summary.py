@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from detector.data.dataset import ValidationSet
+from detector.drawing import save_image
 from detector.evaluation.evaluate import Evaluation
-from detector.reporting.draw import save_image
 from detector.reporting.plots import plot_confusion, plot_f1, plot_pr
 from detector.reporting.samples import validation_image
 

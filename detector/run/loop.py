@@ -17,6 +17,7 @@ from detector.data.batch import Batch, blank_batch
 from detector.data.dataset import damage
 from detector.data.loader import loading
 from detector.device import choose_device
+from detector.drawing import save_image
 from detector.errors import Interrupted
 from detector.evaluation.evaluate import Evaluation, detect, judge_found
 from detector.files import remove_unfinished
@@ -24,7 +25,6 @@ from detector.folders import create_folder, remove_run
 from detector.inference.infer import NetworkRuntime
 from detector.model.network import Network
 from detector.model.selection import Detections
-from detector.reporting.draw import save_image
 from detector.reporting.progress import Progress
 from detector.reporting.samples import training_batch_image
 from detector.reporting.summary import draw_evaluation
