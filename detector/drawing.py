@@ -52,8 +52,11 @@ def draw_boxes(
     names: Sequence[str],
     scores: ArrayLike | None = None,
     long_side: int | None = None,
+    ids: ArrayLike | None = None,
 ) -> NDArray[np.uint8]:
     """A copy of the image, of any channels, with (N, 4) boxes in its pixels, labelled with the class's name and score.
+
+    ids: the numbers of objects that are tracked, which are written, too; -1: none.
 
     The picture's long side is `long_side` pixels; if it is not given, small images are enlarged by a whole number so
     that text can be read on them, and others keep their size. A label for which there is no room beside the labels
@@ -76,7 +79,7 @@ def draw_boxes(
         colour = class_colour(int(labels[i]))
         left, top, right, bottom = (float(side) for side in box)
         pen.rectangle((left, top, max(left, right - 1), max(top, bottom - 1)), outline=colour, width=line)
-        text = names[labels[i]] if confidences is None else f"{names[labels[i]]} {confidences[i]:.2f}"
+        text = _label(names[labels[i]], None if confidences is None else confidences[i], -1 if ids is None else ids[i])
         others = np.delete(boxes, i, axis=0)
         place = _free_place((left, top, right, bottom), _text_size(pen, text, text_font), canvas.size, placed, others)
         if place is not None:
@@ -87,6 +90,12 @@ def draw_boxes(
         middle = ((place[0] + place[2]) / 2, (place[1] + place[3]) / 2)
         pen.text(middle, text, fill=_contrast(colour), font=text_font, anchor="mm")
     return np.asarray(canvas).copy()
+
+
+def _label(name: str, score: float | None, number: int) -> str:
+    """For example 'dog 0.91', or 'dog #4 0.91' of an object that is tracked."""
+    parts = [name, f"#{number}" if number >= 0 else "", "" if score is None else f"{score:.2f}"]
+    return " ".join(part for part in parts if part)
 
 
 def in_colours(image: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -15,8 +15,9 @@ from detector.config import words
 from detector.config.settings import PredictSettings, load_settings
 from detector.errors import ConfigError, DataError
 from detector.folders import create_folder, last_run, remove_run
-from detector.inference.detector import STRIDE, check_image, check_limits
-from detector.inference.sources import find_images
+from detector.inference.detector import STRIDE, check_limits
+from detector.inference.sources import Reading, find_sources, read_sources
+from detector.inference.sources.arrays import check_image
 from detector.precision import choose_precision
 
 DATA = "path: .\ntrain: images/train\nval: images/val\nnames: [a, b]\nnc: 2\ndownload: https://none\n"
@@ -197,25 +198,28 @@ def test_predict_takes_numbers_of_numpy():
 @pytest.mark.parametrize(
     ("shape", "dtype", "told"),
     [
-        ((8, 8), np.uint8, "np.stack"),
+        ((8, 8, 5), np.uint8, ""),
         ((0, 8, 3), np.uint8, "no pixels"),
         ((0,), np.uint8, "no pixels"),
         ((8, 8, 3), np.float32, "astype(np.uint8)"),
-        ((8, 8, 4), np.uint8, "fourth channel"),
+        ((8, 8), bool, "image.astype(np.uint8) * 255"),
+        ((8, 8, 4), np.int64, "image.astype(np.uint8)"),
         ((3, 8, 8), np.uint8, "transpose(1, 2, 0)"),
         ((2, 8, 8, 3), np.uint8, "list(images)"),
     ],
 )
 def test_an_array_that_is_no_image_is_told_how_it_becomes_one(shape, dtype, told):
     with pytest.raises(DataError, match=r"images are \(H, W, 3\) uint8 RGB") as caught:
-        check_image(np.zeros(shape, dtype))
+        check_image(np.zeros(shape, dtype), Reading())
     assert told in str(caught.value)
 
 
-@pytest.mark.parametrize("source", [5, None, b"a.jpg", torch.zeros(2, 8, 8, 3), np.float32(1)], ids=type)
+@pytest.mark.parametrize(
+    "source", [1.5, None, True, b"a.jpg", {"a": 1}, torch.zeros(2, 8, 8, 3), np.float32(1)], ids=type
+)
 def test_what_is_no_source_is_refused(source):
     with pytest.raises(DataError):
-        [check_image(image) for image in find_images(source)]
+        list(read_sources(find_sources(source), Reading()))
 
 
 def test_a_precision_is_taken_as_in_a_config():

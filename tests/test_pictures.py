@@ -25,7 +25,7 @@ from detector.data.reading import build_index
 from detector.data.writing import write_dataset as write_converted
 from detector.errors import DataError
 from detector.files import images_among
-from detector.inference.sources import find_images
+from detector.inference.sources import find_sources
 from detector.model.checkpoint import with_channels
 from detector.model.network import build_network, new_network
 from detector.model.network import load_description as load_model
@@ -403,7 +403,7 @@ def test_all_endings_count_in_any_case_and_an_array_beside_an_image_does_not(tmp
     assert images_among([*names, *others]) == names
     for name in (*names, *others):
         (tmp_path / name).touch()
-    assert sorted(path.name for path in find_images(tmp_path)) == sorted(names)
+    assert sorted(path.name for path in find_sources(tmp_path)) == sorted(names)
 
 
 # --- the description

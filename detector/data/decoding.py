@@ -7,6 +7,7 @@ does not count.
 """
 
 import io
+from collections.abc import Iterator
 from functools import lru_cache
 
 import cv2
@@ -15,7 +16,7 @@ from PIL import Image, ImageCms, UnidentifiedImageError
 
 from detector.data import tiff
 from detector.data.faults import DamagedError, RefusedError, decoded_by_opencv
-from detector.data.header import Header, Range, header_of, refusal
+from detector.data.header import Header, Range, header_of, header_of_pages, refusal
 from detector.data.orientation import upright
 
 DEPTHS = (8, 10, 12, 14, 16)  # bits of cameras
@@ -33,14 +34,24 @@ CODESTREAM_BITS = 40  # where the bits of a channel stand, from the second of th
 
 def pixels_of(content: bytes, channels: int = 3, value_range: Range | None = None) -> np.ndarray:
     """(H, W, channels) uint8, upright. Raises RefusedError, DamagedError and, without memory for it, MemoryError."""
-    header = header_of(io.BytesIO(content))
+    return _pixels(content, header_of(io.BytesIO(content)), channels, value_range)
+
+
+def pages_of(content: bytes, channels: int = 3, value_range: Range | None = None) -> Iterator[np.ndarray]:
+    """`pixels_of` each picture of a TIFF that is a page of its own, not a part of the first one."""
+    for page in header_of(io.BytesIO(content)).pages:
+        yield _pixels(content, header_of_pages((page,)), channels, value_range)
+
+
+def _pixels(content: bytes, header: Header, channels: int, value_range: Range | None) -> np.ndarray:
+    """The pixels of the picture that the header tells of."""
     if reason := refusal(header, channels, value_range):
         raise RefusedError(reason)
     if not is_whole(content, header):
         raise DamagedError("its end is missing")
     try:
         stored, orientation = _stored(content, header, channels)
-        pixels = upright(_in_channels(stored, channels, value_range), orientation)
+        pixels = upright(in_channels(stored, channels, value_range), orientation)
     except (RefusedError, DamagedError, MemoryError):
         raise
     except Exception as error:  # a damaged file makes readers raise nearly anything
@@ -57,14 +68,14 @@ def _stored(content: bytes, header: Header, channels: int) -> tuple[np.ndarray, 
         return np.load(io.BytesIO(content), allow_pickle=False), 1
     if header.form == "TIFF":
         picture, orientation = tiff.read(content, list(header.pages), channels)
-        return (picture if isinstance(picture, np.ndarray) else _from_pillow(picture, channels)), orientation
+        return (picture if isinstance(picture, np.ndarray) else from_pillow(picture, channels)), orientation
     fast = header.form in ("JPEG", "MPO") or (header.form in ("PNG", "WEBP") and not header.image.is_animated)
     if fast and header.bits <= 8 and channels in (1, 3):
         colours = cv2.IMREAD_GRAYSCALE if channels == 1 else cv2.IMREAD_COLOR_RGB
         return _from_opencv(content, colours | cv2.IMREAD_IGNORE_ORIENTATION), header.orientation
     if (deep := _deep(content, header)) is not None:
         return deep, header.orientation
-    return _from_pillow(header.image, channels), header.orientation
+    return from_pillow(header.image, channels), header.orientation
 
 
 def _deep(content: bytes, header: Header) -> np.ndarray | None:
@@ -91,7 +102,7 @@ def _from_opencv(content: bytes, flags: int) -> np.ndarray:
     return pixels
 
 
-def _from_pillow(image: Image.Image, channels: int) -> np.ndarray:
+def from_pillow(image: Image.Image, channels: int) -> np.ndarray:
     """Grey, RGB, or the bands as they are; alpha and transparent colours of a palette are passed over."""
     image.load()
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
@@ -103,7 +114,7 @@ def _from_pillow(image: Image.Image, channels: int) -> np.ndarray:
     return np.asarray(image.convert({1: "L", 3: "RGB"}.get(channels, image.mode)))
 
 
-def _in_channels(stored: np.ndarray, channels: int, value_range: Range | None) -> np.ndarray:
+def in_channels(stored: np.ndarray, channels: int, value_range: Range | None) -> np.ndarray:
     """(H, W, channels) uint8 of (H, W) or (H, W, K) values: alpha left out, grey repeated, colours made grey."""
     values = stored if stored.ndim == 3 else stored[..., None]
     if channels in (1, 3) and values.shape[2] != channels:

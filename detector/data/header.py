@@ -82,7 +82,7 @@ def header_of(file: BinaryIO) -> Header:
         if beginning.startswith(b"\x93NUMPY"):
             return _of_array(file)
         if beginning.startswith(tiff.STARTS):
-            return _of_tiff(file)
+            return header_of_pages(tuple(tiff.pages_of(file)))
         return _of_pillow(file, beginning)
     except (RefusedError, DamagedError, MemoryError):
         raise
@@ -137,8 +137,8 @@ def _of_array(file: BinaryIO) -> Header:
     return Header("NPY", shape[0], shape[1], 1, planes, planes in (1, 3), 8 * dtype.itemsize, number)
 
 
-def _of_tiff(file: BinaryIO) -> Header:
-    pages = tuple(tiff.pages_of(file))
+def header_of_pages(pages: tuple[tiff.Page, ...]) -> Header:
+    """The header of a TIFF that holds these pages."""
     first = pages[0]
     return Header(
         "TIFF",

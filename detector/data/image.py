@@ -6,13 +6,15 @@ factor multiplies boxes by it.
 
 import io
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import cv2
 import numpy as np
 
-from detector.data.decoding import START, has_end, pixels_of
+from detector.data.decoding import START, has_end, pages_of, pixels_of
 from detector.data.faults import DamagedError, RefusedError, decoded_by_opencv
 from detector.data.header import Range, header_of
 from detector.data.orientation import upright
@@ -49,11 +51,15 @@ def read_image(
     path: str | Path, channels: int = 3, size: tuple[int, int] | None = None, value_range: Range | None = None
 ) -> np.ndarray:
     """`decode` of a file. Raises DataError when the file cannot be read, too."""
+    return decode(content_of(path), str(path), channels, size, value_range)
+
+
+def content_of(path: str | Path) -> bytes:
+    """What is in a file. Raises DataError when it cannot be read."""
     try:
-        content = Path(path).read_bytes()  # OpenCV's own file access fails on non-ASCII paths on some systems
+        return Path(path).read_bytes()  # OpenCV's own file access fails on non-ASCII paths on some systems
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error}); put the image back") from None
-    return decode(content, str(path), channels, size, value_range)
 
 
 def decode(
@@ -72,20 +78,35 @@ def decode(
     Raises DamagedImageError when it cannot be decoded, is cut short, is of a kind or size that is not read or of
     another size than it was, and MemoryError when there is no memory for it, which says nothing about the image.
     """
-    try:
+    with _told(place):
         image = pixels_of(content, channels, value_range)
-    except DamagedError as damaged:
-        raise DamagedImageError(
-            f"{place}: cannot be decoded ({damaged}); replace it or take it out of the set"
-        ) from None
-    except RefusedError as refused:
-        raise DamagedImageError(f"{place}: {refused}") from None
     if size not in (None, image.shape[:2]):
         raise DamagedImageError(
             f"{place}: is {image.shape[1]} x {image.shape[0]} pixels, and was {size[1]} x {size[0]} when the data set "
             "was read; put the image back, or start again"
         )
     return image
+
+
+def decode_pages(
+    content: bytes, place: str, channels: int = 3, value_range: Range | None = None
+) -> Iterator[np.ndarray]:
+    """`decode` of each page of a TIFF, one after the other. The error of a page is raised in its place."""
+    with _told(place):
+        yield from pages_of(content, channels, value_range)
+
+
+@contextmanager
+def _told(place: str) -> Iterator[None]:
+    """A context that tells what is wrong with an image file as DamagedImageError."""
+    try:
+        yield
+    except DamagedError as damaged:
+        raise DamagedImageError(
+            f"{place}: cannot be decoded ({damaged}); replace it or take it out of the set"
+        ) from None
+    except RefusedError as refused:
+        raise DamagedImageError(f"{place}: {refused}") from None
 
 
 def fitted_size(height: int, width: int, imgsz: int) -> tuple[int, int]:

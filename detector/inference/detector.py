@@ -7,51 +7,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import islice
 from numbers import Integral, Real
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from detector.errors import ConfigError, DataError
+from detector.inference.ahead import read_ahead
 from detector.inference.infer import Limits, NetworkRuntime, Runtime, find_objects, within_memory
-from detector.inference.sources import Source, find_images
+from detector.inference.results import Result
+from detector.inference.sources import Frame, Reading, Source, find_sources, read_sources
+from detector.inference.tiles import cut_by, merged, taken_of_whole, tiles_of
+from detector.inference.tracking import LOW, Tracking, check_tracker, tracked
 from detector.model.network import Network
+from detector.model.selection import Detections
 
 if TYPE_CHECKING:
     from detector.data.image import Letterbox
 
+__all__ = ["STRIDE", "Detector", "Result", "check_limits"]
+
 STRIDE = 32  # image sides are multiples of it, whatever the network
-
-
-@dataclass(frozen=True)
-class Result:
-    """The detections in one image, best first."""
-
-    boxes: NDArray[np.float32]  # (N, 4) x1, y1, x2, y2 in the image's own pixels
-    scores: NDArray[np.float32]  # (N,)
-    classes: NDArray[np.int64]  # (N,)
-    names: tuple[str, ...]  # of all classes
-    path: Path | None  # None for an array
-    image: NDArray[np.uint8]  # (H, W, 3) RGB, or as many channels as the network takes
-
-    def __len__(self) -> int:
-        return len(self.boxes)
-
-    def summary(self) -> str:
-        """For example '3 dog, 1 cat', or 'nothing'."""
-        counts = np.bincount(self.classes, minlength=len(self.names))
-        return (
-            ", ".join(f"{count} {name}" for name, count in zip(self.names, counts, strict=True) if count) or "nothing"
-        )
+MOST_BYTES = 2**28  # of images that are held at once, beyond one
 
 
 class _Prepared(NamedTuple):
-    path: Path | None
-    image: NDArray[np.uint8]
+    frame: Frame
     network_image: NDArray[np.uint8]
     placement: Letterbox
 
@@ -79,16 +63,19 @@ class Detector:
         imgsz: int | None = None,
         batch: int = 16,
         max_det: int = 300,
+        **reading: object,
     ) -> list[Result]:
         """Detections in images, one Result each, in order.
 
-        sources: a file, folder, glob or text file of paths, an (H, W, 3) uint8 RGB array (or as many channels as the
-        network takes), or a list of those. conf is
+        sources: files, folders, globs, text files of paths, videos, (H, W, 3) uint8 RGB arrays (or as many channels as
+        the network takes), PIL images, (C, H, W) tensors, or a list or generator of those. conf is
         the least score, iou the overlap above which the weaker of two boxes of a class is dropped, imgsz the network's
-        input side (default: what it was trained at). Raises DataError for a source that is not there or not an image,
-        ConfigError for an argument out of range.
+        input side (default: what it was trained at); `reading` are the keywords of `stream`. Raises DataError for a
+        source that is not there or not an image, ConfigError for an argument out of range.
+
+        All results are held, with their images: of a video of many frames, and of cameras, use `stream`.
         """
-        return list(self.stream(sources, conf, iou, imgsz, batch, max_det))
+        return list(self.stream(sources, conf, iou, imgsz, batch, max_det, **reading))
 
     def stream(
         self,
@@ -99,62 +86,132 @@ class Detector:
         batch: int = 16,
         max_det: int = 300,
         unreadable: Callable[[DataError], None] | None = None,
+        *,
+        recursive: bool = False,
+        vid_stride: int = 1,
+        start: float = 0.0,
+        stop: float | None = None,
+        order: Literal["rgb", "bgr"] = "rgb",
+        tile: int | None = None,
+        overlap: float = 0.2,
+        track: Tracking = None,
     ) -> Iterator[Result]:
-        """`predict`, one Result at a time, for more images than fit in memory.
+        """`predict`, one Result at a time, for more images than fit in memory. Sources are read ahead in a thread.
 
-        unreadable: is told of an image that cannot be read, which is then left out.
+        unreadable: is told of an image that cannot be read, which is then left out. recursive: folders in folders, too.
+        vid_stride, start, stop: of a video every so-manieth frame, from and to a second. order: of the colours of
+        arrays and tensors. tile, overlap: images are looked at in squares of `tile` pixels that share this part of
+        their side. track: 'bytetrack' follows objects through a video, see `tracking`.
         """
         check_limits(conf, iou, imgsz, batch, max_det)
+        check_reading(vid_stride, start, stop, order, tile, overlap)
+        check_tracker(track)
         self.runtime.check_side(imgsz or self.imgsz)
-        prepared = self._prepared(sources, imgsz or self.imgsz, unreadable)
-        return self._results(prepared, Limits(conf, iou, max_det, multi_label=False), batch)
-
-    def _results(self, prepared: Iterator[_Prepared], limits: Limits, batch: int) -> Iterator[Result]:
-        most = None
-        for _, alike in groupby(prepared, key=lambda one: one.network_image.shape):
-            while group := list(islice(alike, batch)):
-                results, most = self._predict(group, limits, most)
-                yield from results
-
-    def _prepared(
-        self,
-        sources: Source | Sequence[Source],
-        imgsz: int,
-        unreadable: Callable[[DataError], None] | None,
-    ) -> Iterator[_Prepared]:
-        for source in find_images(sources):
-            try:
-                yield self._prepare(source, imgsz)
-            except DataError as error:
-                if unreadable is None:
-                    raise
-                unreadable(error)
-
-    def _prepare(self, source: Path | NDArray[np.uint8], imgsz: int) -> _Prepared:
-        from detector.data.image import letterbox, read_image
-
         channels, value_range = self.runtime.channels, self.runtime.value_range
-        is_file = isinstance(source, Path)
-        image = read_image(source, channels, value_range=value_range) if is_file else source
-        check_image(image, channels)
-        network_image, placement = letterbox(image, imgsz, self.runtime.stride)
-        return _Prepared(source if is_file else None, image, network_image, placement)
+        reading = Reading(channels, value_range, order, int(vid_stride), start, stop, unreadable)
+        frames = read_sources(find_sources(sources, recursive), reading)
+        limits = Limits(conf if track is None else min(conf, LOW), iou, max_det, multi_label=False)
+        if tile is None:
+            results = self._results(frames, imgsz or self.imgsz, limits, batch)
+        else:
+            results = self._results_of_tiles(frames, imgsz or self.imgsz, limits, batch, tile, overlap)
+        return results if track is None else tracked(results, conf)
 
-    def _predict(self, group: list[_Prepared], limits: Limits, most: int | None) -> tuple[list[Result], int | None]:
-        """The results of images whose network images have one shape; `most` are looked at at once, see
-        `within_memory`."""
+    def _results(self, frames: Iterator[Frame], imgsz: int, limits: Limits, batch: int) -> Iterator[Result]:
+        prepared = (self._prepare(frame, imgsz) for frame in frames)
+        most = None
+        for group in _batches(_ahead(prepared, batch), batch):
+            found, most = self._find(group, limits, most)
+            results = [self._result(one.frame, *found_one) for one, found_one in zip(group, found, strict=True)]
+            del group  # what the caller holds of these results is all that is held of them
+            while results:
+                yield results.pop(0)
+
+    def _results_of_tiles(
+        self, frames: Iterator[Frame], imgsz: int, limits: Limits, batch: int, side: int, overlap: float
+    ) -> Iterator[Result]:
+        most = None
+        for frame in _ahead(frames, 2):
+            height, width = frame.image.shape[:2]
+            tiles = tiles_of(height, width, side, overlap)
+            parts = (frame._replace(image=frame.image[top:bottom, left:right]) for left, top, right, bottom in tiles)
+            groups = _batches((self._prepare(part, imgsz) for part in parts), batch)
+            boxes, scores, classes, cut = [], [], [], []
+            places = iter(tiles)
+            for group in groups:
+                found, most = self._find(group, limits, most)
+                for tile, one in zip(islice(places, len(group)), found, strict=True):
+                    moved = one.boxes_xyxy.numpy() + np.array((tile.left, tile.top) * 2, np.float32)
+                    whole = len(tiles) > 1 and tile is tiles[-1]
+                    counts = taken_of_whole(moved, side, overlap) if whole else np.ones(len(moved), dtype=bool)
+                    boxes.append(moved[counts])
+                    scores.append(one.scores.numpy()[counts])
+                    classes.append(one.classes.numpy()[counts])
+                    cut.append(cut_by(moved, tile, height, width)[counts])
+            together = [np.concatenate(parts) for parts in (boxes, scores, classes, cut)]
+            kept = merged(*together, limits.iou, limits.max_det)
+            yield self._result(frame, *(torch.from_numpy(one[kept]) for one in together[:3]))
+
+    def _prepare(self, frame: Frame, imgsz: int) -> _Prepared:
+        from detector.data.image import letterbox
+
+        return _Prepared(frame, *letterbox(frame.image, imgsz, self.runtime.stride))
+
+    def _find(
+        self, group: Sequence[_Prepared], limits: Limits, most: int | None
+    ) -> tuple[list[Detections], int | None]:
+        """What is in images whose network images have one shape; `most` are looked at at once, see `within_memory`."""
         images = torch.from_numpy(np.stack([one.network_image for one in group]))
         placements = [one.placement for one in group]
-        found, most = within_memory(
-            lambda part: find_objects(self.runtime, images[part], placements[part], limits),
-            len(group),
-            most,
+        return within_memory(
+            lambda part: find_objects(self.runtime, images[part], placements[part], limits), len(group), most
         )
-        arrays = ([tensor.numpy() for tensor in one] for one in found)
-        return [
-            Result(boxes, scores, classes, self.names, one.path, one.image)
-            for one, (boxes, scores, classes) in zip(group, arrays, strict=True)
-        ], most
+
+    def _result(self, frame: Frame, boxes: torch.Tensor, scores: torch.Tensor, classes: torch.Tensor) -> Result:
+        return Result(
+            boxes.numpy(),
+            scores.numpy(),
+            classes.numpy(),
+            self.names,
+            frame.origin.path,
+            frame.image,
+            frame.index,
+            frame.time,
+            origin=frame.origin,
+        )
+
+
+def _ahead(items: Iterator, most: int) -> Iterator:
+    """Frames, prepared or not, read ahead in a thread; of a camera or a stream the newest."""
+
+    def frame(item: Frame | _Prepared) -> Frame:
+        return item if isinstance(item, Frame) else item.frame
+
+    return read_ahead(
+        items,
+        max(2, most),
+        newest=lambda item: frame(item).origin.kind == "live",
+        size=lambda item: frame(item).image.nbytes,
+        most_size=MOST_BYTES,
+    )
+
+
+def _batches(prepared: Iterator[_Prepared], most: int) -> Iterator[list[_Prepared]]:
+    """Consecutive images of one shape, at most `most` and those of MOST_BYTES; of a camera or a stream single ones."""
+    group: list[_Prepared] = []
+    held = 0
+    for one in prepared:
+        if group and one.network_image.shape != group[0].network_image.shape:
+            yield group
+            group, held = [], 0
+        group.append(one)
+        held += one.frame.image.nbytes
+        if len(group) >= most or held >= MOST_BYTES or one.frame.origin.kind == "live":
+            yield group
+            group, held = [], 0
+        del one
+    if group:
+        yield group
 
 
 def check_limits(conf: float, iou: float, imgsz: int | None, batch: int, max_det: int) -> None:
@@ -169,29 +226,23 @@ def check_limits(conf: float, iou: float, imgsz: int | None, batch: int, max_det
         raise ConfigError(f"imgsz={imgsz!r}: should be a multiple of {STRIDE}, for example 640; left out: as trained")
 
 
+def check_reading(
+    vid_stride: int, start: float, stop: float | None, order: str, tile: int | None, overlap: float
+) -> None:
+    """The same of the arguments that say how sources are read."""
+    if not _is(vid_stride, Integral) or vid_stride < 1:
+        raise ConfigError(f"vid_stride={vid_stride!r}: should be a whole number from 1: every so-manieth frame")
+    if not _is(start, Real) or not 0 <= start < float("inf"):
+        raise ConfigError(f"start={start!r}: should be a number of seconds from 0")
+    if stop is not None and (not _is(stop, Real) or not start < stop < float("inf")):
+        raise ConfigError(f"stop={stop!r}: should be a number of seconds after start={start}; left out: to the end")
+    if order not in ("rgb", "bgr"):
+        raise ConfigError(f"order={order!r}: should be 'rgb' or 'bgr', the order of the colours of arrays")
+    if tile is not None and (not _is(tile, Integral) or tile < STRIDE):
+        raise ConfigError(f"tile={tile!r}: should be a whole number of pixels from {STRIDE}, for example 640")
+    if not _is(overlap, Real) or not 0 <= overlap <= 0.9:
+        raise ConfigError(f"overlap={overlap!r}: should be a number in 0..0.9, the part of its side that tiles share")
+
+
 def _is(value: object, kind: type) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
-
-
-def check_image(image: NDArray[np.uint8], channels: int = 3) -> None:
-    """Raise DataError unless an array is an image of so many channels, with what would make it one."""
-    if image.ndim == 3 and image.shape[2] == channels and image.dtype == np.uint8 and image.size:
-        return
-    if not image.size:
-        remedy = "; this one has no pixels"
-    elif image.ndim == 2 and channels == 3:
-        remedy = "; grey becomes RGB by np.stack([image] * 3, axis=2)"
-    elif image.ndim == 2 and channels == 1:
-        remedy = "; add the channel by image[:, :, None]"
-    elif image.ndim == 4:
-        remedy = "; give several as a list, list(images)"
-    elif image.ndim == 3 and image.shape[0] == channels and image.shape[2] != channels:
-        remedy = "; move the channels to the end by image.transpose(1, 2, 0)"
-    elif image.ndim == 3 and image.shape[2] == 4 and channels == 3:
-        remedy = "; leave out the fourth channel, image[:, :, :3]"
-    elif np.issubdtype(image.dtype, np.floating):
-        remedy = "; numbers in 0..1 become uint8 by (image * 255).round().astype(np.uint8)"
-    else:
-        remedy = ""
-    form = f"(H, W, {channels}) uint8{' RGB' if channels == 3 else ''}"
-    raise DataError(f"an array of shape {image.shape} and type {image.dtype}: images are {form}{remedy}")
