@@ -40,9 +40,9 @@ PLAIN = (
     ),
     (
         "predict",
-        "find objects in images",
+        "find objects in images, videos and what a camera sees",
         "WEIGHTS SOURCE | key=value",
-        "a checkpoint or a run's folder; files, folders, globs, text files of paths; conf iou imgsz ...",
+        "a checkpoint or a run's folder; files, folders, globs, videos, a camera (0), streams; conf iou imgsz ...",
     ),
     (
         "info",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import colorsys
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 
 import cv2
@@ -14,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from detector.errors import DataError
+from detector.fonts import drawable, font
 
 Colour = tuple[int, int, int]
 Rectangle = tuple[float, float, float, float]
@@ -71,25 +71,37 @@ def draw_boxes(
     pen = ImageDraw.Draw(canvas)
     boxes = boxes * scale
     line, text_size = _pen_sizes(picture.shape[:2], boxes)
-    text_font = font(text_size)
 
     placed: list[Rectangle] = []
-    texts: list[tuple[Rectangle, str, Colour]] = []
+    texts: list[tuple[Rectangle, str, Colour, ImageFont.FreeTypeFont]] = []
     for i, box in enumerate(boxes):
         colour = class_colour(int(labels[i]))
         left, top, right, bottom = (float(side) for side in box)
         pen.rectangle((left, top, max(left, right - 1), max(top, bottom - 1)), outline=colour, width=line)
-        text = _label(names[labels[i]], None if confidences is None else confidences[i], -1 if ids is None else ids[i])
+        text = _label(
+            shown_name(names, labels[i]), None if confidences is None else confidences[i], -1 if ids is None else ids[i]
+        )
+        text_font = font(text_size, text)
         others = np.delete(boxes, i, axis=0)
         place = _free_place((left, top, right, bottom), _text_size(pen, text, text_font), canvas.size, placed, others)
         if place is not None:
             placed.append(place)
-            texts.append((place, text, colour))
-    for place, text, colour in texts:  # after all boxes, so that no line runs through a label
+            texts.append((place, text, colour, text_font))
+    for place, text, colour, text_font in texts:  # after all boxes, so that no line runs through a label
         pen.rounded_rectangle(place, radius=(place[3] - place[1]) / 5, fill=colour)
         middle = ((place[0] + place[2]) / 2, (place[1] + place[3]) / 2)
         pen.text(middle, text, fill=_contrast(colour), font=text_font, anchor="mm")
     return np.asarray(canvas).copy()
+
+
+def shown_name(names: Sequence[str], c: int) -> str:
+    """The name of class c, or its number where no font here has its letters."""
+    return names[c] if drawable(names[c]) else str(c)
+
+
+def undrawable(names: Sequence[str]) -> list[str]:
+    """Those names for whose letters there is no font here."""
+    return [name for name in names if not drawable(name)]
 
 
 def _label(name: str, score: float | None, number: int) -> str:
@@ -110,8 +122,8 @@ def titled(image: NDArray[np.uint8], title: str) -> NDArray[np.uint8]:
     size = max(13, round(max(height, width) / 36))
     strip = Image.new("RGB", (width, size * 2), PAPER)
     pen = ImageDraw.Draw(strip)
-    text_font = font(size)
     shown = title
+    text_font = font(size, title)
     while len(shown) > 1 and pen.textlength(shown, font=text_font) > width - size:
         shown = shown.rstrip("…")[:-1] + "…"
     pen.text((size / 2, size), shown, fill=INK, font=text_font, anchor="lm")
@@ -150,14 +162,6 @@ def save_image(path: str | Path, rgb: NDArray[np.uint8]) -> None:
     assert done
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data.tobytes())
-
-
-@lru_cache(maxsize=32)
-def font(size: int) -> ImageFont.FreeTypeFont:
-    """DejaVu Sans, which comes with matplotlib and knows far more letters than OpenCV's line fonts."""
-    import matplotlib
-
-    return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size)
 
 
 def _factor(image: NDArray[np.uint8], long_side: int | None) -> float:

@@ -14,11 +14,12 @@ from detector.model.selection import Detections
 
 @dataclass
 class Sighted:
-    """Finds bright areas: of class 0 where they are wider than high, else of class 1; the larger, the surer."""
+    """Finds bright areas: of class 0, or 1 where they are higher than wide and `by_shape`; the larger, the surer."""
 
     stride: int = 32
     channels: int = 3
     value_range: tuple[float, float] | None = None
+    by_shape: bool = True
     shapes: list[tuple[int, ...]] = field(default_factory=list)  # of the batches it looked at
 
     def check_side(self, imgsz):
@@ -33,7 +34,7 @@ class Sighted:
         _, _, stats, _ = cv2.connectedComponentsWithStats(bright)
         boxes = [(x, y, x + w, y + h) for x, y, w, h, _ in stats[1:].tolist()]
         scores = [1 - 1 / (1 + w * h) for _, _, w, h, _ in stats[1:].tolist()]
-        classes = [int(h >= w) for _, _, w, h, _ in stats[1:].tolist()]
+        classes = [int(self.by_shape and h >= w) for _, _, w, h, _ in stats[1:].tolist()]
         order = [i for i in np.argsort([-score for score in scores]) if scores[i] >= limits.conf][: limits.max_det]
         return Detections(
             torch.tensor([boxes[i] for i in order], dtype=torch.float32).reshape(-1, 4),

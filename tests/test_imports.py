@@ -14,7 +14,7 @@ from detector.model.network import load_description, network_from_description
 PACKAGE = Path(__file__).parents[1] / "detector"
 # A room may import what stands before its own row; rooms of one row do not import each other.
 ROWS = [
-    {"errors", "boxes", "classes", "rng", "memory", "terminal", "spelling"},
+    {"errors", "boxes", "classes", "rng", "memory", "terminal", "spelling", "fonts"},
     {"distributed", "files", "values", "public_network", "drawing"},
     {"public_file"},
     {"device", "precision", "checkpoint_file", "folders"},

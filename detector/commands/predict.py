@@ -1,82 +1,114 @@
-"""`detector predict`: boxes for files, folders and globs, printed, drawn and, if wished, written as labels."""
+"""`detector predict`: boxes for images, videos and cameras, printed, drawn and, if wished, written as tables."""
 
 import argparse
 import sys
-from itertools import chain, count
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 from detector.config import words
 from detector.config.settings import PredictSettings, load_settings
-from detector.drawing import draw_boxes, save_image
+from detector.drawing import undrawable
 from detector.errors import ConfigError, DataError
-from detector.files import writing
 from detector.folders import create_folder
-from detector.inference.detector import Result
+from detector.inference.ahead import Behind
+from detector.inference.detector import Detector, check_reading
 from detector.inference.load import load
+from detector.inference.results import Result
+from detector.inference.sources import find_sources
+from detector.inference.sources.find import Item
+from detector.inference.sources.live import DroppedError
+from detector.inference.sources.video import is_video
+from detector.inference.tracking import check_tracker
+from detector.reporting.looking import Looking
+from detector.reporting.result_files import ResultFiles, Wanted
+from detector.reporting.window import Window
+
+BEHIND = 8  # results that wait to be drawn and written
 
 
 def run(options: argparse.Namespace) -> int:
     said = words.of_checkpoint(options.arguments, sources=True)
     settings = load_settings(PredictSettings, None, said.overrides, said.values)
     if settings.weights is None or not settings.source:
-        raise ConfigError("name a checkpoint, and what to look at: detector predict runs/train photos/ 'more/*.jpg'")
+        raise ConfigError(
+            "name a checkpoint, and what to look at: detector predict runs/train photos/ 'more/*.jpg' clip.mp4"
+        )
+    check_reading(settings.vid_stride, settings.start, settings.stop, "rgb", settings.tile, settings.overlap)
+    check_tracker(settings.track)
+    window = Window() if settings.show else None
+    items = list(find_sources(settings.source, settings.recursive))
     detector = load(settings.weights, settings.device, settings.amp, settings.nms)
+    wanted = Wanted(*(getattr(settings, name) for name in Wanted._fields))
+    if settings.save and (missing := undrawable(detector.names)):
+        print(
+            f"warning: no font here has the letters of {', '.join(missing)}; pictures show their numbers "
+            "(apt-get install fonts-noto-cjk)",
+            file=sys.stderr,
+        )
+    files = ResultFiles(lambda: create_folder(settings.project, settings.name, "predict", settings.exist_ok), wanted)
     unreadable: list[DataError] = []
-    results = detector.stream(
-        settings.source,
+    try:
+        looking = look(detector, items, settings, files, unreadable, window)
+    finally:
+        files.close()
+    if not looking.images and len(unreadable) == len(items) == 1:
+        raise unreadable[0]
+    for error in unreadable:
+        print(f"warning: left out: {error}", file=sys.stderr)
+    if not looking.images:
+        raise DataError("none of the images can be read")
+    where = f"; {'pictures' if settings.save else 'written'} in {files.folder}" if files.folder else ""
+    print(f"{looking.objects} objects in {looking.images} images{where}")
+    return 0
+
+
+def look(
+    detector: Detector,
+    items: list[Item],
+    settings: PredictSettings,
+    files: ResultFiles,
+    unreadable: list[DataError],
+    window: Window | None,
+) -> Looking:
+    """Look at all there is, told and written as it comes; what cannot be read is put into `unreadable`.
+
+    Stopped in the middle, by Ctrl-C or an error, it leaves what was found until then written.
+    """
+    still = all(isinstance(item, Path) and not is_video(item) for item in items)
+    with Looking(len(items) if still else None) as looking, Behind(files.keep, BEHIND) as behind:
+
+        def left_out(error: DataError) -> None:
+            if isinstance(error, DroppedError):
+                looking.line(f"warning: {error}", sys.stderr)
+            else:
+                unreadable.append(error)
+
+        with closing(results_of(detector, items, settings, left_out)) as results:
+            for result in results:
+                behind.put(result)
+                looking.tell(result)
+                if window is not None and not window.show(result.plot()):
+                    break
+    return looking
+
+
+def results_of(
+    detector: Detector, items: list[Item], settings: PredictSettings, left_out: Callable[[DataError], None]
+) -> Iterator[Result]:
+    """What the detector finds, as the settings say."""
+    return detector.stream(
+        items,
         settings.conf,
         settings.iou,
         settings.imgsz,
         settings.batch,
         settings.max_det,
-        unreadable.append,
+        left_out,
+        vid_stride=settings.vid_stride,
+        start=settings.start,
+        stop=settings.stop,
+        tile=settings.tile,
+        overlap=settings.overlap,
+        track=settings.track,
     )
-    folder: Path | None = None
-    taken: set[str] = set()
-    images = objects = 0
-    for result in results:
-        folder = folder or create_folder(settings.project, settings.name, "predict", settings.exist_ok)
-        if folder.samefile(result.path.parent):
-            raise ConfigError(f"{folder}: pictures would be written among the images themselves; choose another name=")
-        target = folder / f"{free_name(result.path.stem, taken)}.jpg"
-        with writing(target):
-            keep(result, target, settings.save_txt)
-        print(f"{result.path}: {result.summary()}")
-        images, objects = images + 1, objects + len(result)
-    for error in unreadable:
-        print(f"warning: left out: {error}", file=sys.stderr)
-    if not images:
-        raise DataError("none of the images can be read")
-    print(f"{objects} objects in {images} images; pictures in {folder}")
-    return 0
-
-
-def keep(result: Result, picture: Path, save_txt: bool) -> None:
-    """Draw a result and, if wished, write it as labels/NAME.txt."""
-    save_image(picture, draw_boxes(result.image, result.boxes, result.classes, result.names, result.scores))
-    labels = picture.parent / "labels" / f"{picture.stem}.txt"
-    labels.unlink(missing_ok=True)  # of an earlier call that wrote into this folder
-    if save_txt:
-        labels.parent.mkdir(exist_ok=True)
-        labels.write_text(label_text(result), encoding="utf-8")
-
-
-def free_name(stem: str, taken: set[str]) -> str:
-    """The stem, or stem_2, stem_3, ...: what no earlier picture of this call has; it is taken from then on."""
-    name = next(
-        name for name in chain([stem], (f"{stem}_{number}" for number in count(2))) if name.casefold() not in taken
-    )
-    taken.add(name.casefold())  # some file systems do not tell a.jpg from A.jpg
-    return name
-
-
-def label_text(result: Result) -> str:
-    """Lines of `class x y w h score`, as fractions of the image."""
-    height, width = result.image.shape[:2]
-    lines = []
-    for (x1, y1, x2, y2), label, score in zip(
-        result.boxes.tolist(), result.classes.tolist(), result.scores.tolist(), strict=True
-    ):
-        x, y, w, h = (x1 + x2) / 2 / width, (y1 + y2) / 2 / height, (x2 - x1) / width, (y2 - y1) / height
-        lines.append(f"{label} {x:.6f} {y:.6f} {w:.6f} {h:.6f} {score:.4f}\n")
-    return "".join(lines)

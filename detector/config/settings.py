@@ -33,8 +33,11 @@ from detector.config.kinds import (
     Fraction,
     Group,
     Nms,
+    NotNegative,
+    Positive,
     Side,
     Text,
+    Whole,
 )  # fmt: skip
 from detector.config.reading import load_settings, read_yaml, validated
 from detector.spelling import Words
@@ -129,9 +132,34 @@ class PredictSettings(UseKeys):
 
     of = " of detector predict"
 
-    source: Annotated[Text | list[Text] | None, Field(description="files, folders, globs, text files of paths")] = None
+    source: Annotated[
+        Text | list[Text] | None,
+        Field(description="files, folders, globs, text files of paths, videos, cameras (0), streams, - for stdin"),
+    ] = None
+    recursive: Annotated[bool, Field(description="folders in folders, too")] = False
     conf: Fraction = 0.25
-    save_txt: bool = False
+    vid_stride: Annotated[AtLeastOne, Field(description="of a video or stream every so-manieth frame")] = 1
+    start: Annotated[NotNegative, Field(description="second of a video to begin at")] = 0.0
+    stop: Annotated[Positive | None, Field(description="second of a video or stream to end at")] = None
+    tile: Annotated[
+        Whole | None,
+        Field(ge=32, description="look at large images in squares of so many pixels; left out: as a whole"),
+    ] = None
+    overlap: Annotated[float, Field(ge=0, le=0.9, description="part of its side that tiles share")] = 0.2
+    track: Annotated[
+        Literal["bytetrack"] | None,
+        Words(
+            also={"bytetrack.yaml": "bytetrack"},
+            told={"botsort": "not here: bytetrack", "true": "say which: bytetrack"},
+        ),
+        Field(description="follow objects through a video, each with a number"),
+    ] = None
+    save: Annotated[bool, Field(description="write images and videos with boxes")] = True
+    save_txt: Annotated[bool, Field(description="write labels/NAME.txt, in the YOLO format with scores")] = False
+    save_json: Annotated[bool, Field(description="write detections.json, as COCO's tools read it")] = False
+    save_csv: Annotated[bool, Field(description="write detections.csv, a row a detection")] = False
+    save_crop: Annotated[bool, Field(description="write what is in each box, by class, into crops/")] = False
+    show: Annotated[bool, Field(description="show results in a window")] = False
 
 
 class CheckSettings(NamesKey, FolderKeys):

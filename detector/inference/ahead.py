@@ -1,11 +1,11 @@
-"""Work that goes on in a thread while the caller does something else: images are read ahead of the network."""
+"""Work in a thread while the caller does something else: reading ahead of the network, and writing behind it."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -81,3 +81,60 @@ def read_ahead(
             waiting.clear()
             change.notify_all()
         thread.join(LEAVING)
+
+
+class Behind(Generic[T]):
+    """A thread that does work on items in order, at most `most` of them behind; a context manager.
+
+    An error of the work ends it, and is raised by the next `put` or when the context is left, by when all that was put
+    before is done. Nothing that is put is lost where the caller fails: that too is worked on before the context ends.
+    """
+
+    def __init__(self, work: Callable[[T], None], most: int) -> None:
+        self._work, self._most = work, most
+        self._waiting: deque[T] = deque()
+        self._change = threading.Condition()
+        self._error: BaseException | None = None
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="writing behind", daemon=True)
+
+    def __enter__(self) -> Behind[T]:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._change:
+            self._ended = True
+            self._change.notify_all()
+        self._thread.join()
+        if kind is None and self._error is not None:
+            raise self._error
+
+    def put(self, item: T) -> None:
+        """Have the work done on an item; waits while there is no room for it."""
+        with self._change:
+            while len(self._waiting) >= self._most and self._error is None:
+                self._change.wait()
+            if self._error is not None:
+                raise self._error
+            self._waiting.append(item)
+            self._change.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                while not self._waiting and not self._ended:
+                    self._change.wait()
+                if not self._waiting:
+                    return
+                item = self._waiting.popleft()
+                self._change.notify_all()
+            try:
+                self._work(item)
+            except BaseException as error:
+                with self._change:
+                    self._error = error
+                    self._waiting.clear()
+                    self._change.notify_all()
+                return
+            del item
