@@ -178,7 +178,7 @@ def _pen_sizes(shape: tuple[int, int], boxes_xyxy: NDArray[np.float64]) -> tuple
     line, text = extent / 400, extent / 40
     if len(boxes_xyxy):
         typical = float(np.median((boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]).clip(min=0).min(axis=1)))
-        line, text = min(line, typical / 10), min(text, typical / 2)
+        line, text = min(line, typical / 10), min(text, typical / 4)
     return max(2, round(line)), max(12, round(text))
 
 

@@ -56,7 +56,7 @@ class Looking:
         self.images, self.objects = self.images + 1, self.objects + len(result)
         self._frames, self._objects = self._frames + 1, self._objects + len(result)
         if not result.origin.moves:
-            page = "" if result.frame is None else f", page {result.frame + 1}"
+            page = "" if result.frame is None else f", page {result.frame}"
             self.line(f"{result.path or result.origin.name}{page}: {result.summary()}")
         elif self._bar is None and self._now() - self._told >= EVERY:
             self._told = self._now()
