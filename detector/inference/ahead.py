@@ -21,8 +21,8 @@ def read_ahead(
 ) -> Iterator[T]:
     """The items, in order, made by a thread that is at most `most` of them ahead, or `most_size` of what `size` tells.
 
-    Of items that are `newest` none is waited for: where there is no room the oldest that waits gives way. An error of
-    the items is raised here, after those before it. Closing this closes the items, in the thread that they ran in.
+    Of items that are `newest` one at most waits: it gives way to the next one. An error of the items is raised here,
+    after those before it. Closing this closes the items, in the thread that they ran in.
     """
     waiting: deque[tuple[T | None, BaseException | None, bool]] = deque()  # item, error, whether that is all
     change = threading.Condition()
@@ -35,11 +35,10 @@ def read_ahead(
     def put(item: T | None, error: BaseException | None, last: bool) -> bool:
         nonlocal held
         with change:
+            if item is not None and newest(item) and waiting and newest(waiting[-1][0]):
+                held -= size(waiting.pop()[0])
             while full() and not left:
-                if item is not None and newest(item) and waiting[0][0] is not None:
-                    held -= size(waiting.popleft()[0])
-                else:
-                    change.wait()
+                change.wait()
             if not left:
                 waiting.append((item, error, last))
                 held += 0 if item is None else size(item)
