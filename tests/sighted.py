@@ -6,6 +6,7 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import pytest
 import torch
 
 from detector.inference.detector import Detector
@@ -57,7 +58,7 @@ def picture(number=0, height=48, width=64):
 
 def write_video(path: Path, images, codec="libx264", rate=30, times=None, options=None):
     """A video of (H, W, 3) RGB images; times: of each, seconds."""
-    import av
+    av = pytest.importorskip("av")
 
     with av.open(str(path), "w") as container:
         stream = None

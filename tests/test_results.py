@@ -402,6 +402,10 @@ def test_a_single_source_that_cannot_be_read_is_the_error(tmp_path, weights, cap
     assert "a.mp4: " in error
     assert "none of the images" not in error
     assert error.count("\n") <= 2
+    assert run(weights, "77", f"project={tmp_path}") == 2
+    error = capsys.readouterr().err
+    assert "DataError: camera 77: gives no image (it cannot be opened)" in error
+    assert "none of the images" not in error
     assert not (tmp_path / "predict").exists()
 
 

@@ -45,7 +45,7 @@ def reconnecting(
     """Frames of what `images` gives, which is called again, after growing waits, whenever it ends or is dropped.
 
     Times are seconds since the first image, by this machine's clock. Each drop is told to `reading.left_out`. Raises
-    DroppedError where nothing comes at the first attempt, and after ATTEMPTS in a row that gave no image.
+    DataError where nothing comes at the first attempt, and after ATTEMPTS in a row that gave no image.
     """
     origin = Origin(name, "live")
     began: float | None = None
@@ -67,10 +67,10 @@ def reconnecting(
         except DroppedError as error:
             reason = str(error)
         if began is None:
-            raise DroppedError(f"{name}: gives no image ({reason}); look whether it is there and free")
+            raise DataError(f"{name}: gives no image ({reason}); look whether it is there and free")
         failures += 1
         if failures > ATTEMPTS:
-            raise DroppedError(f"{name}: dropped ({reason}), and {ATTEMPTS} attempts to connect again gave no image")
+            raise DataError(f"{name}: dropped ({reason}), and {ATTEMPTS} attempts to connect again gave no image")
         seconds = WAITS[min(failures, len(WAITS)) - 1]
         if reading.left_out is not None:
             reading.left_out(DroppedError(f"{name}: dropped ({reason}); connecting again in {seconds} s"))
