@@ -162,6 +162,23 @@ class PredictSettings(UseKeys):
     show: Annotated[bool, Field(description="show results in a window")] = False
 
 
+class DemoSettings(DeviceKeys, Group):
+    """Settings of `detector demo`."""
+
+    of = " of detector demo"
+    also: ClassVar = {"model": "weights"}
+
+    weights: Annotated[FilePath | None, Field(description="the checkpoint, or the folder of its run")] = None
+    imgsz: Annotated[Side | None, Field(description="as trained, if left out")] = None
+    conf: Fraction = 0.25
+    iou: Fraction = 0.7
+    max_det: AtLeastOne = 300
+    nms: Nms = "auto"
+    port: Annotated[
+        int | None, Field(ge=1, le=65535, description="where the page is served; left out: 7860 or the next free one")
+    ] = None
+
+
 class CheckSettings(NamesKey, FolderKeys):
     """Settings of `detector check`."""
 

@@ -1,0 +1,79 @@
+"""The page to try a detector on: what it shows is what `predict` finds, and it is for this machine alone."""
+
+import importlib.util
+import re
+import sys
+import urllib.request
+
+import numpy as np
+import pytest
+from sighted import picture, sighted, write_video
+
+from detector.cli import main
+from detector.errors import ConfigError, DataError
+from detector.reporting import demo_page
+from detector.reporting.demo_page import Looks, page, theme
+
+needs_gradio = pytest.mark.skipif(not importlib.util.find_spec("gradio"), reason="needs gradio")
+needs_video = pytest.mark.skipif(not importlib.util.find_spec("av"), reason="needs av")
+
+
+def test_an_image_shows_what_predict_finds():
+    detector = sighted()
+    shown, said, rows = Looks(detector).at_image(picture(3), 0.25, 0.7, 64.0)  # a slider's numbers are floats
+    (result,) = detector.predict(picture(3), 0.25, 0.7, 64)
+    assert np.array_equal(shown, result.plot())
+    assert said == result.summary() == "1 wide"
+    assert rows == [[row[name] for name in demo_page.COLUMNS] for row in result.to_dicts()]
+    assert Looks(detector).at_image(picture(3), 1.0, 0.7, 64)[1:] == ("nothing", [])
+    assert Looks(detector).at_image(None, 0.25, 0.7, 64) == (None, "", [])
+
+
+@needs_video
+def test_a_video_shows_each_frame_at_its_time(tmp_path):
+    import av
+
+    times = [0.0, 0.1, 0.5, 0.6]
+    video = write_video(tmp_path / "a.mp4", [picture(n) for n in range(4)], times=times)
+    told = []
+    shown, said = Looks(sighted()).at_video(str(video), 0.25, 0.7, 64, told.append)
+    assert said == "4 objects in 4 frames"
+    assert [result.frame for result in told] == [0, 1, 2, 3]
+    with av.open(shown) as container:
+        assert [frame.time for frame in container.decode(video=0)] == pytest.approx(times, abs=0.01)
+    assert Looks(sighted()).at_video(None, 0.25, 0.7, 64, told.append) == (None, "")
+    (tmp_path / "b.mp4").write_bytes(b"no video")
+    with pytest.raises(DataError, match=r"b\.mp4"):
+        Looks(sighted()).at_video(str(tmp_path / "b.mp4"), 0.25, 0.7, 64, told.append)
+
+
+def test_without_gradio_the_way_to_get_it_is_told(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    with pytest.raises(ConfigError, match=r"needs gradio; `pip install 'detector\[demo\]'`"):
+        demo_page.gradio()
+    assert main(["demo", str(tmp_path / "best.pt")]) == 2
+    assert "pip install" in capsys.readouterr().err
+
+
+def test_demo_without_a_checkpoint_says_what_to_name(capsys):
+    assert main(["demo"]) == 2
+    assert "detector demo runs/train" in capsys.readouterr().err
+
+
+@needs_gradio
+@pytest.mark.slow
+def test_the_page_is_served_to_this_machine_and_names_no_other(monkeypatch):
+    blocks = page(sighted(), "a.pt: wide, high", 0.25, 0.7, 64)
+    _, address, _ = blocks.launch(
+        server_name="127.0.0.1", share=False, quiet=True, prevent_thread_lock=True, theme=theme()
+    )
+    try:
+        with urllib.request.urlopen(address) as answer:
+            text = answer.read().decode()
+        assert blocks.share_url is None
+        assert not blocks.analytics_enabled
+        assert not re.findall(r"""(?:src|href)=["']https?://(?!127\.0\.0\.1)[^"']*(?:\.js|\.css|font)""", text)
+        for kind in ("at_image", "at_video"):
+            assert kind in text
+    finally:
+        blocks.close()
