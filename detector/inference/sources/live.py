@@ -83,7 +83,11 @@ def camera_images(number: int, reading: Reading) -> Iterator[NDArray[np.uint8]]:
 
     from detector.inference.sources.arrays import image_of_array
 
-    capture = cv2.VideoCapture(number)
+    level = cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # pages about what it tried
+    try:
+        capture = cv2.VideoCapture(number)
+    finally:
+        cv2.utils.logging.setLogLevel(level)
     try:
         if not capture.isOpened():
             raise DroppedError("it cannot be opened")
