@@ -1,0 +1,251 @@
+"""The formats that a graph can be written in: one row each. A library is imported when its format is asked for."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from detector.errors import ConfigError
+from detector.export.graph import ExportGraph
+from detector.inference.runtimes.engines import KEY
+
+OPSET = 20  # of ONNX: what torch's exporter writes without converting
+INPUT, OUTPUT = "images", "output0"
+
+
+class Format(NamedTuple):
+    """A format: how its files are named, what must be installed, what writes them, and whether we can run them here."""
+
+    suffix: str  # of the file; without a dot, of the folder
+    packages: tuple[tuple[str, str], ...]  # (module, what pip calls it)
+    write: Callable[[ExportGraph, Path], str]  # gives in a few words what was written
+    runs: bool  # whether what was written is run here, and compared with the checkpoint
+    nms: bool  # whether suppression can be inside
+
+
+def check_format(name: str, suppresses: bool) -> Format:
+    """The format of that name. Raises ConfigError where its packages are missing, with the line that installs them."""
+    form = FORMATS[name]
+    missing = [pip for module, pip in form.packages if find_spec(module) is None]
+    if missing:
+        raise ConfigError(f"format={name}: needs {', '.join(missing)}: pip install {' '.join(missing)}")
+    if suppresses and not form.nms:
+        able = ", ".join(key for key, one in FORMATS.items() if one.nms)
+        raise ConfigError(f"nms=true: {name} has no suppression of its own; nms=false, or one of {able}")
+    return form
+
+
+# --- formats that are run here ---------------------------------------------------------------------------------------
+
+
+def onnx(graph: ExportGraph, target: Path) -> str:
+    """By torch's exporter on top of torch.export, checked by ONNX itself."""
+    import onnx as library
+
+    with _quiet():
+        program = torch.onnx.export(
+            _program(graph),
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=[INPUT],
+            output_names=[OUTPUT],
+            custom_translation_table=_translations(graph),
+            verbose=False,
+        )
+    model = program.model_proto
+    del model.graph.value_info[:]  # can be inferred, and names sides otherwise than the next lines
+    for part in [*model.graph.node, *(node for function in model.functions for node in function.node)]:
+        del part.metadata_props[:]  # the source lines that it stems from, with the paths of this machine
+        part.doc_string = ""
+    if graph.facts.dynamic:
+        for dimension, name in ((0, "batch"), (2, "height"), (3, "width")):
+            model.graph.input[0].type.tensor_type.shape.dim[dimension].dim_param = name
+        shape = model.graph.output[0].type.tensor_type.shape
+        shape.dim[0].dim_param = "batch"
+        if graph.facts.output == "raw":
+            shape.dim[2].dim_param = "anchors"
+    library.helper.set_model_props(model, graph.facts.texts())
+    library.checker.check_model(model, full_check=True)
+    library.save(model, str(target))
+    others = {one.domain for one in model.opset_import} - {""}
+    return f"ONNX, opset {OPSET}" + (f" and {', '.join(sorted(others))}" if others else ", standard operations alone")
+
+
+def torchscript(graph: ExportGraph, target: Path) -> str:
+    """By a trace, of which sizes stay free where they are computed from the input's."""
+    with _quiet():
+        traced = torch.jit.trace(graph, _example(graph), check_trace=False)
+        torch.jit.save(traced, str(target), _extra_files=_texts(graph))
+    return f"TorchScript of torch {torch.__version__}"
+
+
+def openvino(graph: ExportGraph, target: Path) -> str:
+    """From ONNX, by OpenVINO's own reader: `openvino.convert_model` would report its use to its makers."""
+    import openvino as library
+
+    target.mkdir()
+    between = target / f"{target.name}.onnx"
+    onnx(graph, between)
+    model = library.Core().read_model(str(between))
+    model.set_rt_info(json.dumps(graph.facts.texts()), [KEY])
+    library.save_model(model, str(target / f"{target.name.removesuffix('_openvino')}.xml"), graph.facts.half)
+    del model
+    between.unlink()
+    return f"OpenVINO IR of openvino {library.__version__.split('-')[0]}"
+
+
+def torch_export(graph: ExportGraph, target: Path) -> str:
+    torch.export.save(_program(graph), target, extra_files=_texts(graph))
+    return f"torch.export program of torch {torch.__version__}"
+
+
+# --- formats that need a machine or packages that are not here: nobody has run what these write ----------------------
+
+
+def tensorrt(graph: ExportGraph, target: Path) -> str:
+    """An engine for the GPU of this machine, from ONNX."""
+    import tensorrt as library
+
+    between = target.with_suffix(".onnx")
+    onnx(graph, between)
+    logger = library.Logger(library.Logger.WARNING)
+    builder = library.Builder(logger)
+    network = builder.create_network(0)
+    parser = library.OnnxParser(network, logger)
+    if not parser.parse(between.read_bytes()):
+        raise ConfigError(f"format=tensorrt: {parser.get_error(0)}")
+    config = builder.create_builder_config()
+    facts = graph.facts
+    if facts.half:
+        config.set_flag(library.BuilderFlag.FP16)
+    if facts.dynamic:
+        profile = builder.create_optimization_profile()
+        shapes = ((1, facts.stride), (1, facts.imgsz), (16, facts.imgsz))
+        profile.set_shape(INPUT, *((batch, facts.channels, side, side) for batch, side in shapes))
+        config.add_optimization_profile(profile)
+    built = builder.build_serialized_network(network, config)
+    if built is None:
+        raise ConfigError("format=tensorrt: TensorRT built nothing; its messages say why")
+    between.unlink()
+    target.write_bytes(built)
+    target.with_suffix(".json").write_text(json.dumps(facts.texts()), encoding="utf-8")
+    return f"TensorRT engine of {library.__version__}"
+
+
+def coreml(graph: ExportGraph, target: Path) -> str:
+    import coremltools as library
+
+    facts = graph.facts
+    traced = torch.jit.trace(graph, _example(graph), check_trace=False)
+    shape = (facts.batch or 1, facts.channels, facts.imgsz, facts.imgsz)
+    model = library.convert(
+        traced,
+        inputs=[library.TensorType(INPUT, shape=shape)],
+        outputs=[library.TensorType(OUTPUT)],
+        convert_to="mlprogram",
+        compute_precision=library.precision.FLOAT16 if facts.half else library.precision.FLOAT32,
+    )
+    model.user_defined_metadata.update(facts.texts())
+    model.save(str(target))
+    return f"Core ML program of coremltools {library.__version__}"
+
+
+def litert(graph: ExportGraph, target: Path) -> str:
+    import litert_torch as library
+
+    library.convert(graph, (_example(graph),)).export(str(target))
+    target.with_suffix(".json").write_text(json.dumps(graph.facts.texts()), encoding="utf-8")
+    return "LiteRT flat buffer"
+
+
+def executorch(graph: ExportGraph, target: Path) -> str:
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir import to_edge_transform_and_lower
+
+    lowered = to_edge_transform_and_lower(_program(graph), partitioner=[XnnpackPartitioner()])
+    target.write_bytes(lowered.to_executorch().buffer)
+    target.with_suffix(".json").write_text(json.dumps(graph.facts.texts()), encoding="utf-8")
+    return "ExecuTorch program for XNNPACK"
+
+
+ONNX = (("onnx", "onnx"), ("onnxscript", "onnxscript"))
+FORMATS = {
+    "onnx": Format(".onnx", (*ONNX, ("onnxruntime", "onnxruntime")), onnx, runs=True, nms=True),
+    "torchscript": Format(".torchscript", (), torchscript, runs=True, nms=False),
+    "openvino": Format("_openvino", (*ONNX, ("openvino", "openvino")), openvino, runs=True, nms=True),
+    "torch_export": Format(".pt2", (), torch_export, runs=True, nms=False),
+    "tensorrt": Format(".engine", (*ONNX, ("tensorrt", "tensorrt")), tensorrt, runs=False, nms=True),
+    "coreml": Format(".mlpackage", (("coremltools", "coremltools"),), coreml, runs=False, nms=False),
+    "litert": Format(".tflite", (("litert_torch", "litert-torch"),), litert, runs=False, nms=False),
+    "executorch": Format(".pte", (("executorch", "executorch"),), executorch, runs=False, nms=False),
+}
+
+
+# --- what they share -------------------------------------------------------------------------------------------------
+
+
+def _example(graph: ExportGraph) -> Tensor:
+    """Images of the size that is exported. Two, where any number will do: of one the exporter believes it is fixed."""
+    facts = graph.facts
+    return torch.zeros(facts.batch or 2, facts.channels, facts.imgsz, facts.imgsz)
+
+
+def _program(graph: ExportGraph) -> torch.export.ExportedProgram:
+    """The graph as torch.export has it: batch, height and width are free, or fixed."""
+    free = None
+    if graph.facts.dynamic:
+        cells = {name: torch.export.Dim(name, min=1, max=1024) for name in ("rows", "columns")}
+        stride = graph.facts.stride
+        sides = {2: stride * cells["rows"], 3: stride * cells["columns"]}
+        free = ({0: torch.export.Dim("batch", min=1, max=4096), **sides},)
+    with torch.no_grad():
+        program = torch.export.export(graph, (_example(graph),), dynamic_shapes=free)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # the paths of this machine
+    return program
+
+
+def _translations(graph: ExportGraph) -> dict[Callable, Callable | Sequence[Callable]]:
+    """How suppression is written in ONNX."""
+    if graph.facts.nms != "inside":
+        return {}
+    from onnxscript import FLOAT
+    from onnxscript import opset20 as op
+
+    def suppress(boxes: FLOAT, scores: FLOAT, conf: float, iou: float, max_det: int) -> FLOAT:
+        most = op.Constant(value_int=max_det)
+        left = op.NonMaxSuppression(
+            boxes, scores, most, op.Constant(value_float=iou), op.Constant(value_float=conf)
+        )  # (N, 3) image, class, anchor
+        return op.ScatterND(op.Sub(scores, scores), left, op.GatherND(scores, left))
+
+    return {torch.ops.detector.suppress.default: suppress}
+
+
+def _texts(graph: ExportGraph) -> dict[str, str]:
+    return {f"{KEY}.json": json.dumps(graph.facts.texts())}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """A context without the exporters' warnings about their own insides."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "torch.export")]
+    before = [one.level for one in loggers]
+    for one in loggers:
+        one.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for one, level in zip(loggers, before, strict=True):
+            one.setLevel(level)
