@@ -17,7 +17,7 @@ from detector.errors import DetectorError, Interrupted, did_you_mean
 
 # What a disk says that takes no more: told in a line wherever it happens, with no traceback.
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-COMMANDS = ("check", "train", "tune", "val", "predict", "demo", "info", "convert", "convert-data")
+COMMANDS = ("check", "train", "tune", "val", "predict", "demo", "export", "info", "convert", "convert-data")
 OVERRIDES = "settings as key=value, with YAML values: epochs=50 lr0=1e-3 names='[cat, dog]'"
 SUMMARY = """\
 Train, measure and use YOLO-style object detectors.
@@ -29,6 +29,7 @@ Train, measure and use YOLO-style object detectors.
   detector tune my.yaml memory=4GiB              find the micro-batch that fits
   detector val runs/train/weights/best.pt        measure a checkpoint
   detector predict runs/train/weights/best.pt images/
+  detector export runs/train format=onnx         write it for another runtime
 """
 # Commands without flags of their own: name, what it does, what it takes.
 PLAIN = (
@@ -36,19 +37,25 @@ PLAIN = (
         "val",
         "measure a checkpoint by the COCO protocol",
         "WEIGHTS | key=value",
-        "a checkpoint or a run's folder; data split imgsz batch conf iou device amp ...",
+        "a checkpoint, a run's folder or an export; data split imgsz batch conf iou device amp against ...",
     ),
     (
         "predict",
         "find objects in images, videos and what a camera sees",
         "WEIGHTS SOURCE | key=value",
-        "a checkpoint or a run's folder; files, folders, globs, videos, a camera (0), streams; conf iou imgsz ...",
+        "a checkpoint, a run's folder or an export; files, folders, globs, videos, a camera, streams; conf imgsz ...",
     ),
     (
         "demo",
         "try a checkpoint on a page in the browser",
         "WEIGHTS | key=value",
         "a checkpoint or a run's folder; conf iou imgsz port device",
+    ),
+    (
+        "export",
+        "write a checkpoint for another runtime, and prove that it finds the same",
+        "WEIGHTS FILE | key=value",
+        "a checkpoint or a run's folder; the file to write; format imgsz batch half nms images exist_ok",
     ),
     (
         "info",
@@ -106,7 +113,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status: 0 done, 2 a user's mistake, 130 Ctrl-C, 143 SIGTERM.
 
-    1 is that of `check` where it found errors.
+    1 is that of `check` where it found errors, and of `export` where the file finds other boxes than the checkpoint.
     """
     terminal.tolerate()
     options = parse(sys.argv[1:] if argv is None else argv)

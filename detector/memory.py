@@ -19,7 +19,8 @@ NAMES: dict[int, Names] = {  # by version
     2: (("memory.max", "memory.high"), "memory.current", "inactive_file"),
 }
 
-# What the allocators say that have no error class of their own: PyTorch's on the CPU, oneDNN, and CUDA's libraries.
+# What the allocators say that have no error class of their own: PyTorch's on the CPU, oneDNN, CUDA's libraries, and
+# ONNX Runtime's.
 SAID = (
     "DefaultCPUAllocator: can't allocate memory",
     "std::bad_alloc",
@@ -29,6 +30,8 @@ SAID = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
     "MPS backend out of memory",
+    "Failed to allocate memory for requested buffer",
+    "Available memory of",  # "... is smaller than requested bytes of": its arena for a GPU
 )
 
 
@@ -40,7 +43,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out, on whatever device."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError, OutOfMemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(one in str(error) for one in SAID)
+    # ONNX Runtime's errors are no RuntimeErrors.
+    return isinstance(error, Exception) and any(one in str(error) for one in SAID)
 
 
 def attempt(action: Callable[[], Result]) -> Result | None:

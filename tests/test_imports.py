@@ -24,7 +24,7 @@ ROWS = [
     {"evaluation"},
     {"reporting"},
     {"run"},
-    {"fitting"},
+    {"fitting", "export"},
     {"commands"},
     {"cli"},
     {"__main__"},

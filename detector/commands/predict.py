@@ -37,7 +37,9 @@ def run(options: argparse.Namespace) -> int:
     check_reading(settings.vid_stride, settings.start, settings.stop, "rgb", settings.tile, settings.overlap)
     check_tracker(settings.track)
     window = Window() if settings.show else None
-    detector = load(settings.weights, settings.device, settings.amp, settings.nms)
+    detector = load(
+        settings.weights, settings.device, settings.amp, settings.nms, settings.names, settings.imgsz, settings.layout
+    )
     items = list(find_sources(settings.source, settings.recursive))
     wanted = Wanted(*(getattr(settings, name) for name in Wanted._fields))
     if settings.save and (missing := undrawable(detector.names)):

@@ -43,8 +43,8 @@ from detector.config.reading import load_settings, read_yaml, validated
 from detector.spelling import Words
 
 __all__ = [
-    "CheckSettings", "ConvertDataSettings", "ConvertSettings", "InfoSettings", "PredictSettings", "Settings",
-    "TuneSettings", "ValSettings", "load_settings", "read_yaml", "validated",
+    "CheckSettings", "ConvertDataSettings", "ConvertSettings", "ExportSettings", "InfoSettings", "PredictSettings",
+    "Settings", "TuneSettings", "ValSettings", "load_settings", "read_yaml", "validated",
 ]  # fmt: skip
 
 
@@ -96,12 +96,17 @@ class UseKeys(DeviceKeys, FolderKeys):
 
     also: ClassVar = {"model": "weights"}
 
-    weights: Annotated[FilePath | None, Field(description="the checkpoint, or the folder of its run")] = None
+    weights: Annotated[FilePath | None, Field(description="the checkpoint, the folder of its run, or an export")] = None
     imgsz: Annotated[Side | None, Field(description="as trained, if left out")] = None
     batch: AtLeastOne = 16
     iou: Fraction = 0.7
     max_det: AtLeastOne = 300
     nms: Nms = "auto"
+    layout: Annotated[
+        Literal["raw", "detections"] | None,
+        Words(),
+        Field(description="what an export gives that another tool made, where its shape does not tell"),
+    ] = None
 
 
 class ValSettings(ClassKeys, UseKeys):
@@ -125,9 +130,10 @@ class ValSettings(ClassKeys, UseKeys):
     max_missing_labels: MissingLabels = 0.5
     cache_dir: CacheFolder = None
     save_json: Annotated[bool, Field(description="write detections.json, as COCO's tools read it")] = False
+    against: Annotated[FilePath | None, Field(description="a checkpoint or export to measure beside this one")] = None
 
 
-class PredictSettings(UseKeys):
+class PredictSettings(NamesKey, UseKeys):
     """Settings of `detector predict`."""
 
     of = " of detector predict"
@@ -221,6 +227,38 @@ class ConvertSettings(Group):
     format: Annotated[
         Literal["checkpoint", "state_dict"], Words(), Field(description="one of ours, or tensors and their names alone")
     ] = "checkpoint"
+    exist_ok: Annotated[bool, Field(description="replace the file where there is one")] = False
+
+
+class ExportSettings(Group):
+    """Settings of `detector export`."""
+
+    of = " of detector export"
+    also: ClassVar = {"model": "weights"}
+
+    weights: Annotated[FilePath | None, Field(description="the checkpoint, or the folder of its run")] = None
+    to: Annotated[FilePath | None, Field(description="the file to write; left out: beside the checkpoint")] = None
+    format: Annotated[
+        Literal["onnx", "torchscript", "openvino", "torch_export", "tensorrt", "coreml", "litert", "executorch"],
+        Words(),
+        Field(description="what is written"),
+    ] = "onnx"
+    imgsz: Annotated[Side | None, Field(description="as trained, if left out")] = None
+    batch: Annotated[
+        AtLeastOne | Literal["dynamic"],
+        Words(),
+        Field(description="images that go in at once, each imgsz x imgsz; dynamic: any number of any size"),
+    ] = "dynamic"
+    half: Annotated[bool, Field(description="compute in float16")] = False
+    nms: Annotated[
+        bool | Literal["auto", "end2end"],
+        Words(),
+        Field(description="suppression inside; false, auto: left to the reader; end2end: the head that needs none"),
+    ] = "auto"
+    conf: Annotated[Fraction, Field(description="with nms=true: the least score of a detection")] = 0.001
+    iou: Annotated[Fraction, Field(description="with nms=true: overlap above which the weaker box is dropped")] = 0.7
+    max_det: Annotated[AtLeastOne, Field(description="with nms=true or end2end: detections of an image")] = 300
+    images: Annotated[FilePath | None, Field(description="images to compare on; left out: the validation's")] = None
     exist_ok: Annotated[bool, Field(description="replace the file where there is one")] = False
 
 

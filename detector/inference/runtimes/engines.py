@@ -30,7 +30,9 @@ Shape = tuple[int | None, ...]  # None: any
 class Engine(NamedTuple):
     """A file that is open and ready to run."""
 
-    run: Callable[[Tensor], Tensor]  # float32 images in 0..1 on the host, in the order of `shape`, to the float32 output
+    run: Callable[
+        [Tensor], Tensor
+    ]  # float32 images in 0..1 on the host, in the order of `shape`, to the float32 output
     texts: Mapping[str, str]  # the file's metadata
     shape: Shape  # of the input: (B, C, H, W), or (B, H, W, C) where another tool made the file
     title: str  # what runs it, and where

@@ -124,9 +124,7 @@ def rows_to_detections(rows: Tensor, limits: Limits) -> Detections:
     rows = rows[(rows[:, 4] >= limits.conf) & (rows[:, 4] > 0) & rows.isfinite().all(dim=1)]
     if not limits.multi_label and len(rows):
         _, owner = rows[:, :4].unique(dim=0, return_inverse=True)
-        first = torch.full((int(owner.max()) + 1,), len(rows)).scatter_reduce(
-            0, owner, torch.arange(len(rows)), "amin"
-        )
+        first = torch.full((int(owner.max()) + 1,), len(rows)).scatter_reduce(0, owner, torch.arange(len(rows)), "amin")
         rows = rows[first.sort().values]
     rows = rows[: limits.max_det]
     return Detections(rows[:, :4].contiguous(), rows[:, 4].contiguous(), rows[:, 5].round().long())

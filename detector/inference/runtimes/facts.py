@@ -23,8 +23,8 @@ INPUT = {
     "colour": "RGB",
     "normalisation": "value / 255",
     "padding": 114,
-    "letterbox": "long side resized to imgsz (to shrink: mean over areas; to enlarge: bilinear; the short side rounded to "
-    "a pixel), centred on padding, an odd pixel of it right and bottom",
+    "letterbox": "long side resized to imgsz (to shrink: mean over areas; to enlarge: bilinear; the short side rounded "
+    "to a pixel), centred on padding, an odd pixel of it right and bottom",
 }
 OUTPUT = {
     "raw": "output0 (B, 4 + classes, anchors) float32: centre x, y, width, height in pixels of the input; scores 0..1",

@@ -1,0 +1,152 @@
+"""The proof of an export: the same images through checkpoint and file, and whether the same boxes come out.
+
+Both go through the same letterbox and the same selection, each as a `Runtime`, so that what differs is the export.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from detector.data.image import letterbox
+from detector.inference.infer import Limits, NetworkRuntime, Runtime
+from detector.inference.runtimes.exported import ExportedRuntime
+from detector.inference.runtimes.facts import Facts
+from detector.model.selection import Detections
+
+FLOOR = 0.05  # the least score of a box that must be found by both
+
+
+class Tolerance(NamedTuple):
+    """By how much a box of the export may differ from the checkpoint's."""
+
+    pixels: float  # a side, in pixels of the network input
+    score: float
+    alone: float  # share of boxes that the other one need not have at all
+
+
+EXACT = Tolerance(0.5, 1e-3, 0.0)
+HALF = Tolerance(2.0, 0.02, 0.02)  # float16 has three digits: of two boxes that overlap, another may be the better
+
+
+@dataclass(frozen=True)
+class Row:
+    """The comparison of all images at one size and in one batch."""
+
+    imgsz: int
+    batch: int
+    boxes: int  # of the checkpoint and of the export together
+    alone: int  # of those, without a partner within the tolerance
+    pixels: float  # the largest difference of a side
+    score: float  # the largest difference of a score
+
+    def passes(self, tolerance: Tolerance) -> bool:
+        return self.boxes > 0 and self.alone <= tolerance.alone * self.boxes
+
+
+@dataclass(frozen=True)
+class Parity:
+    rows: list[Row]
+    tolerance: Tolerance
+    floor: float  # the least score of the boxes that were compared
+
+    @property
+    def passed(self) -> bool:
+        return all(row.passes(self.tolerance) for row in self.rows)
+
+    def lines(self) -> list[str]:
+        """The table, for the terminal."""
+        lines = [f"parity    {'imgsz':>5} {'batch':>5} {'boxes':>6} {'unlike':>6} {'most px':>9} {'most score':>10}"]
+        for row in self.rows:
+            mark = "" if row.passes(self.tolerance) else "  FAILED"
+            lines.append(
+                f"          {row.imgsz:5} {row.batch:5} {row.boxes:6} {row.alone:6} {row.pixels:9.2g} {row.score:10.2g}"
+                f"{mark}"
+            )
+        allowed = f"; {self.tolerance.alone:.0%} may be unlike" if self.tolerance.alone else ""
+        lines.append(
+            f"          boxes of both with a score of {self.floor:g} and more; alike: within {self.tolerance.pixels:g} "
+            f"px and {self.tolerance.score:g}{allowed}"
+        )
+        return lines
+
+
+def compare(checkpoint: NetworkRuntime, exported: ExportedRuntime, images: Sequence[NDArray[np.uint8]]) -> Parity:
+    """The comparison at two sizes and in two batches, or at those that the export is bound to.
+
+    The floor is 0.05, or what lies above the boxes of a network that is surer of none.
+    """
+    tolerance = HALF if exported.facts.half else EXACT
+    rows: list[Row] = []
+    for floor in (FLOOR, 1e-3, 0.0):
+        floor = max(floor, exported.facts.conf)
+        rows = [
+            _row(checkpoint, exported, images, size, batch, floor, tolerance) for size, batch in cuts(exported.facts)
+        ]
+        if all(row.boxes for row in rows):
+            break
+    return Parity(rows, tolerance, floor)
+
+
+def cuts(facts: Facts) -> list[tuple[int, int]]:
+    """(imgsz, batch) of each comparison."""
+    if not facts.dynamic:
+        return [(facts.imgsz, facts.batch or 1)]
+    other = max(facts.stride, facts.imgsz // 2 // facts.stride * facts.stride)
+    other = other if other != facts.imgsz else 2 * facts.imgsz
+    return [(size, batch) for size in (facts.imgsz, other) for batch in (1, 4)]
+
+
+def _row(
+    checkpoint: Runtime,
+    exported: ExportedRuntime,
+    images: Sequence[NDArray[np.uint8]],
+    imgsz: int,
+    batch: int,
+    floor: float,
+    tolerance: Tolerance,
+) -> Row:
+    facts = exported.facts
+    # A box just above the floor may be just below it in the other one, which is therefore asked for a little more.
+    limits = Limits(max(floor - tolerance.score, facts.conf), facts.iou, facts.max_det, multi_label=False)
+    boxes = alone = 0
+    pixels = score = 0.0
+    for group in _groups(images, imgsz, facts, batch):
+        pairs = zip(checkpoint.find(group, limits), exported.find(group, limits), strict=True)
+        for one, other in ((a, b) for first, second in pairs for a, b in ((first, second), (second, first))):
+            far, off = differences(one.above(floor), other)
+            boxes, alone = boxes + len(far), alone + int(((far > tolerance.pixels) | (off > tolerance.score)).sum())
+            pixels, score = max(pixels, far.max(initial=0)), max(score, off.max(initial=0))
+    return Row(imgsz, batch, boxes, alone, float(pixels), float(score))
+
+
+def differences(these: Detections, those: Detections) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(N,) by how many pixels the nearest of those of its class differs from each of these, and by what score.
+
+    Infinite where there is none of its class.
+    """
+    far = (these.boxes_xyxy[:, None] - those.boxes_xyxy[None]).abs().amax(dim=2).double()
+    far[these.classes[:, None] != those.classes[None]] = torch.inf
+    if not len(those.scores):
+        nothing = np.full(len(these.scores), np.inf)
+        return nothing, nothing
+    nearest = far.argmin(dim=1)
+    pixels = far.gather(1, nearest[:, None])[:, 0]
+    score = (these.scores - those.scores[nearest]).abs().double()
+    return pixels.numpy(), score.where(pixels.isfinite(), torch.inf).numpy()
+
+
+def _groups(images: Sequence[NDArray[np.uint8]], imgsz: int, facts: Facts, batch: int) -> Iterator[torch.Tensor]:
+    """(B, H, W, C) letterboxed images of one shape each, at most `batch` of them."""
+    by_shape: dict[tuple[int, ...], list[NDArray[np.uint8]]] = {}
+    for image in images:
+        fitted, _ = letterbox(image, imgsz, facts.stride, rect=facts.dynamic)
+        by_shape.setdefault(fitted.shape, []).append(fitted)
+    for alike in by_shape.values():
+        for start in range(0, len(alike), batch):
+            yield torch.from_numpy(np.stack(alike[start : start + batch]))

@@ -1,0 +1,94 @@
+"""An export from its graph to a file that has been proved, or is called unverified. A failure leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from detector.errors import ConfigError
+from detector.export.formats import Format
+from detector.export.graph import ExportGraph
+from detector.export.images import Images
+from detector.export.parity import Parity, compare
+from detector.files import unfinished
+from detector.inference.infer import NetworkRuntime
+from detector.inference.runtimes.facts import Facts
+from detector.inference.runtimes.opening import open_export
+from detector.model.network import Network
+
+UNVERIFIED = ".unverified"
+
+
+def write_export(
+    network: Network,
+    facts: Facts,
+    form: Format,
+    target: Path,
+    images: Images,
+    say: Callable[[str], None] = print,
+) -> bool:
+    """Write a network's export to `target` once it finds what the network finds, else to NAME.unverified.
+
+    Returns whether it does. Formats that are not run here are taken as they are, which is said.
+    """
+    with _beside(target) as place:
+        graph = ExportGraph(network, facts).eval()
+        say(f"written   {form.write(graph, place)}")
+        del graph
+        parity = _proof(network, place, images) if form.runs else None
+        if parity is None:
+            say("parity    not run here: compare it with the checkpoint on the device that it is for")
+        else:
+            say("\n".join(parity.lines()))
+        passed = parity is None or parity.passed
+        final = target if passed else target.with_name(target.name + UNVERIFIED)
+        for part in sorted(place.parent.iterdir(), key=lambda one: one == place):  # what lies beside it first
+            _put(part, final.with_name(part.name) if part != place else final)
+    say(f"{'export' if passed else 'unproved':9} {final}")
+    return passed
+
+
+def _proof(network: Network, place: Path, images: Images) -> Parity:
+    exported = open_export(place, "cpu")
+    return compare(NetworkRuntime(network, torch.device("cpu")), exported, images)
+
+
+def check_target(target: Path, exist_ok: bool) -> None:
+    """Raise ConfigError where an export cannot be put there, or should not."""
+    if not target.parent.is_dir():
+        raise ConfigError(f"to={target.parent}: no such folder; name a file in a folder that is there")
+    if not target.exists():
+        return
+    if not exist_ok:
+        raise ConfigError(f"to={target}: exists; choose another name, or replace it with exist_ok=true")
+    if target.is_dir() and not _is_ours(target):
+        raise ConfigError(f"to={target}: a folder with other things in it; choose another name")
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a folder holds an export and nothing else, and may go."""
+    return all(one.suffix in (".xml", ".bin") for one in folder.iterdir()) or (folder / "Manifest.json").is_file()
+
+
+@contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """A context that gives a path of the target's name, in a folder that is gone when the context is left."""
+    folder = unfinished(target)
+    shutil.rmtree(folder, ignore_errors=True)  # of a call that was killed
+    folder.mkdir()
+    try:
+        yield folder / target.name
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _put(source: Path, target: Path) -> None:
+    """Move a file or folder to its place; an export that is there goes."""
+    if target.is_dir() and not target.is_symlink():
+        target.rename(source.with_name(f"{source.name}.old"))  # goes with the folder of what is unfinished
+    os.replace(source, target)
