@@ -127,7 +127,7 @@ def _torchscript(path: Path, device: str) -> Engine:
 
     target, held = choose_device(device), {f"{KEY}.json": ""}
     with _opening(path), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore")  # that TorchScript is deprecated is not news to its reader
         module = torch.jit.load(str(path), map_location=target, _extra_files=held).eval()
         texts = json.loads(held[f"{KEY}.json"] or "{}")
     return Engine(_by_module(module, target), texts, (None, None, None, None), f"TorchScript on {target}")
