@@ -53,7 +53,7 @@ def inside(best):
 def free(best):
     """A TorchScript file of the head that needs no suppression."""
     two = write_checkpoint(best.with_name("two.pt"), end2end=True)
-    return exported(two, "free.torchscript", "format=torchscript", "nms=end2end", "max_det=40")
+    return exported(two, "free.torchscript", "format=torchscript", "nms=end2end")
 
 
 def exported(checkpoint, name, *words):

@@ -104,7 +104,8 @@ def openvino(graph: ExportGraph, target: Path) -> str:
 
 
 def torch_export(graph: ExportGraph, target: Path) -> str:
-    torch.export.save(_program(graph), target, extra_files=_texts(graph))
+    with _quiet():
+        torch.export.save(_program(graph), target, extra_files=_texts(graph))
     return f"torch.export program of torch {torch.__version__}"
 
 
@@ -236,14 +237,30 @@ def _texts(graph: ExportGraph) -> dict[str, str]:
 
 
 @contextmanager
+def _patched(module: object, name: str, value: object) -> Iterator[None]:
+    """A context in which a setting of a library, where it has it, is another."""
+    before = getattr(module, name, None)
+    if before is not None:
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        if before is not None:
+            setattr(module, name, before)
+
+
+@contextmanager
 def _quiet() -> Iterator[None]:
-    """A context without the exporters' warnings about their own insides."""
+    """A context without the exporters' warnings about their own insides, and without their notes of source lines.
+
+    Those would end up in the file, with the paths of this machine, and take a third of the time.
+    """
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "torch.export")]
     before = [one.level for one in loggers]
     for one in loggers:
         one.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _patched(torch.fx.config, "do_not_emit_stack_traces", True):
             warnings.simplefilter("ignore")
             yield
     finally:

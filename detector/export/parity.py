@@ -31,7 +31,7 @@ class Tolerance(NamedTuple):
 
 
 EXACT = Tolerance(0.5, 1e-3, 0.0)
-HALF = Tolerance(2.0, 0.02, 0.02)  # float16 has three digits: of two boxes that overlap, another may be the better
+HALF = Tolerance(2.0, 0.02, 0.02)  # float16 has three digits
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,10 @@ def _row(
 ) -> Row:
     facts = exported.facts
     # A box just above the floor may be just below it in the other one, which is therefore asked for a little more.
-    limits = Limits(max(floor - tolerance.score, facts.conf), facts.iou, facts.max_det, multi_label=False)
+    # Rows of the head without suppression may hold an anchor twice, with two classes: both are to.
+    limits = Limits(max(floor - tolerance.score, facts.conf), facts.iou, facts.max_det, facts.nms == "none")
+    if facts.half and facts.output == "raw":  # all candidates: which of two alike is suppressed, a rounding decides
+        limits = limits._replace(iou=1.0, max_det=10**5)
     boxes = alone = 0
     pixels = score = 0.0
     for group in _groups(images, imgsz, facts, batch):
