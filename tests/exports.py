@@ -14,13 +14,17 @@ NAMES = ("square", "disc")
 
 
 def finding(description: dict, seed: int = 1) -> Network:
-    """A network whose scores spread over 0..1, in inference mode."""
-    network = network_from_description({**description, "nc": 2}, seed).eval()
+    """A network whose scores depend on the image and spread over 0..1, in inference mode."""
+    network = network_from_description({**description, "nc": 2}, seed)
+    for module in network.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = 1.0
     with torch.no_grad():
+        network.train()(noise(96, 96, 4).permute(0, 3, 1, 2) / 255)  # the statistics are those of noise
         for layer in network.head.class_outputs:
-            layer.weight *= 60
-            layer.bias.fill_(-2.0)
-    return network
+            layer.weight *= 4
+            layer.bias.fill_(-1.0)
+    return network.eval()
 
 
 def write_checkpoint(path: Path, end2end: bool = False, seed: int = 1, **more) -> Path:
