@@ -82,14 +82,14 @@ class ExportedRuntime:
     def _check(self, limits: Limits) -> None:
         facts = self.facts
         if facts.nms == "inside" and limits.conf < facts.conf:
-            raise ConfigError(f"conf={limits.conf:g}: this export keeps boxes from {facts.conf:g} on; ask for no less")
+            raise ConfigError(
+                f"conf={limits.conf:g}: this export keeps boxes from {facts.conf:g} on; say conf={facts.conf:g}"
+            )
         if facts.nms == "inside" and limits.iou != facts.iou:
             raise ConfigError(
-                f"iou={limits.iou:g}: this export suppresses by itself, at iou={facts.iou:g}; "
-                "nms=false makes one that leaves it to you"
+                f"iou={limits.iou:g}: this export suppresses by itself; say iou={facts.iou:g}, or export one with "
+                "nms=false, which leaves it to you"
             )
-        if facts.output == "detections" and limits.max_det > facts.max_det:
-            raise ConfigError(f"max_det={limits.max_det}: this export gives {facts.max_det} detections of an image")
 
     def _fitted(self, pixels: Tensor) -> tuple[Tensor, int, int]:
         """Images as the file takes them, and how many pixels they were moved right and down.
