@@ -4,6 +4,7 @@ import json
 import re
 import runpy
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -161,15 +162,10 @@ def test_rows_are_padded_with_zeros_and_best_first(nms):
 
 
 def test_every_format_that_runs_here_predicts_and_says_what_it_is(tmp_path, best, raw, photos, monkeypatch, capsys):
-    """OpenVINO's telemetry would need a socket, or its own sender: neither is called."""
-    import openvino_telemetry
-
     def refuse(*arguments, **more):
         raise AssertionError("a network is used")
 
     monkeypatch.setattr(socket, "socket", refuse)
-    monkeypatch.setattr(openvino_telemetry.Telemetry, "send_event", refuse)
-    monkeypatch.setattr(openvino_telemetry.Telemetry, "start_session", refuse)
     # ONNX is what takes long: the same graph again
     monkeypatch.setattr(formats, "onnx", lambda graph, target: target.write_bytes(raw.read_bytes()) and "ONNX")
     expected = detector.load(best, device="cpu").predict(photos)
@@ -183,6 +179,18 @@ def test_every_format_that_runs_here_predicts_and_says_what_it_is(tmp_path, best
         same(detector.load(best, device="cpu").predict(photos, imgsz=64), loaded.predict(photos, imgsz=64))
     assert sorted(one.name for one in tmp_path.iterdir()) == ["m.pt2", "m.torchscript", "m_openvino"]
     assert sorted(one.name for one in (tmp_path / "m_openvino").iterdir()) == ["m.bin", "m.xml"]
+
+
+def test_openvino_is_used_without_its_telemetry(tmp_path):
+    """In a process of its own, where nobody else has imported it; its import alone sends an event as it comes."""
+    pytest.importorskip("openvino")
+    code = (
+        "import sys; from detector.inference.runtimes.engines import silent_openvino; library = silent_openvino(); "
+        "from openvino.tools.ovc import telemetry_utils as utils; library.Core(); "
+        "print(utils.tm.__name__, *(name for name in sys.modules if name.startswith('openvino_telemetry')))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.split() == ["openvino.tools.ovc.telemetry_stub"]
 
 
 def test_a_file_of_one_size_takes_what_a_checkpoint_takes(best, inside, photos):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from detector.errors import ConfigError
 from detector.export.graph import ExportGraph
-from detector.inference.runtimes.engines import KEY
+from detector.inference.runtimes.engines import KEY, silent_openvino
 
 OPSET = 20  # of ONNX: what torch's exporter writes without converting
 INPUT, OUTPUT = "images", "output0"
@@ -89,9 +89,8 @@ def torchscript(graph: ExportGraph, target: Path) -> str:
 
 
 def openvino(graph: ExportGraph, target: Path) -> str:
-    """From ONNX, by OpenVINO's own reader: `openvino.convert_model` would report its use to its makers."""
-    import openvino as library
-
+    """From ONNX, by OpenVINO's own reader and not by `convert_model`, which reports its use."""
+    library = silent_openvino()
     target.mkdir()
     between = target / f"{target.name}.onnx"
     onnx(graph, between)

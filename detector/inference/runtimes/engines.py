@@ -6,11 +6,14 @@ A library is imported when a file needs it and not before.
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -62,6 +65,22 @@ def need(package: str, what: str) -> None:
         raise ConfigError(f"{what} needs {package}, which is not installed: pip install {package}")
 
 
+def silent_openvino() -> ModuleType:
+    """OpenVINO without its telemetry: as it comes, being imported is enough for it to report to its makers.
+
+    It does without that part where it cannot be imported, for which None in `sys.modules` is Python's own word.
+    """
+    part = "openvino_telemetry"
+    absent = part not in sys.modules
+    if absent:
+        sys.modules[part] = None
+    try:
+        return import_module("openvino")
+    finally:
+        if absent:
+            del sys.modules[part]
+
+
 @contextmanager
 def _opening(path: Path) -> Iterator[None]:
     """A context in which whatever a library says of a file it cannot open becomes a CheckpointError."""
@@ -101,9 +120,7 @@ def _onnx(path: Path, device: str) -> Engine:
 def _openvino(path: Path, device: str) -> Engine:
     need("openvino", f"{path.name}: an OpenVINO model")
     _only_on_cpu(device, "OpenVINO models run")
-    import openvino  # and never openvino.convert_model, which reports its use
-
-    core = openvino.Core()
+    core = silent_openvino().Core()
     with _opening(path):
         model = core.read_model(str(path))
         held = json.loads(model.get_rt_info([KEY]).astype(str)) if model.has_rt_info([KEY]) else {}
