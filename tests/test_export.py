@@ -302,10 +302,12 @@ def test_differences_are_to_the_nearest_box_of_the_class():
     box, near = (10.0, 10.0, 20.0, 20.0), (10.0, 10.0, 20.0, 20.25)
     far = (30.0, 30.0, 40.0, 40.0)
     pixels, score = differences(
-        found((box, 0.9, 0), (box, 0.8, 1), (far, 0.5, 2)), found((far, 0.9, 0), (near, 0.7, 0))
+        found((box, 0.9, 0), (box, 0.8, 1), (far, 0.5, 2)), found((far, 0.9, 0), (near, 0.8995, 0))
     )
     np.testing.assert_allclose(pixels, [0.25, np.inf, np.inf])
-    np.testing.assert_allclose(score, [0.2, np.inf, np.inf], rtol=1e-6)
+    np.testing.assert_allclose(score, [5e-4, np.inf, np.inf], rtol=1e-3)
+    crowd = found((near, 0.5, 0), (box, 0.2, 0))  # what is nearest in the plane alone is another one
+    np.testing.assert_allclose(differences(found((box, 0.5, 0)), crowd), [[0.25], [0.0]])
     nothing = Detections(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
     assert np.isinf(differences(found((box, 0.9, 0)), nothing)[0]).all()
     assert len(differences(nothing, found((box, 0.9, 0)))[0]) == 0

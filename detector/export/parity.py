@@ -20,6 +20,7 @@ from detector.inference.runtimes.facts import Facts
 from detector.model.selection import Detections
 
 FLOOR = 0.05  # the least score of a box that must be found by both
+MOST = 1000  # of an image, that many of the best
 
 
 class Tolerance(NamedTuple):
@@ -115,33 +116,38 @@ def _row(
     # A box just above the floor may be just below it in the other one, which is therefore asked for a little more.
     # Rows of the head without suppression may hold an anchor twice, with two classes: both are to.
     limits = Limits(max(floor - tolerance.score, facts.conf), facts.iou, facts.max_det, facts.nms == "none")
-    if facts.half and facts.output == "raw":  # all candidates: which of two alike is suppressed, a rounding decides
-        limits = limits._replace(iou=1.0, max_det=10**5)
+    if facts.output == "raw":  # all candidates: which of two that are nearly equal is suppressed, a rounding decides
+        limits = limits._replace(iou=1.0, max_det=2 * MOST)
     boxes = alone = 0
     pixels = score = 0.0
     for group in _groups(images, imgsz, facts, batch):
         pairs = zip(checkpoint.find(group, limits), exported.find(group, limits), strict=True)
         for one, other in ((a, b) for first, second in pairs for a, b in ((first, second), (second, first))):
-            far, off = differences(one.above(floor), other)
+            far, off = differences(_first(one.above(floor)), other, tolerance)
             boxes, alone = boxes + len(far), alone + int(((far > tolerance.pixels) | (off > tolerance.score)).sum())
             pixels, score = max(pixels, far.max(initial=0)), max(score, off.max(initial=0))
     return Row(imgsz, batch, boxes, alone, float(pixels), float(score))
 
 
-def differences(these: Detections, those: Detections) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(N,) by how many pixels the nearest of those of its class differs from each of these, and by what score.
+def _first(detections: Detections) -> Detections:
+    """The best of them. Of the other runtime there are twice as many, so that the last of these has its partner."""
+    return Detections(*(field[:MOST] for field in detections))
 
-    Infinite where there is none of its class.
+
+def differences(
+    these: Detections, those: Detections, tolerance: Tolerance = EXACT
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(N,) by how many pixels, and by what score, that one of those of its class differs from each of these which does
+    so the least, in tolerances. Infinite where there is none of its class.
     """
-    far = (these.boxes_xyxy[:, None] - those.boxes_xyxy[None]).abs().amax(dim=2).double()
-    far[these.classes[:, None] != those.classes[None]] = torch.inf
-    if not len(those.scores):
-        nothing = np.full(len(these.scores), np.inf)
-        return nothing, nothing
-    nearest = far.argmin(dim=1)
-    pixels = far.gather(1, nearest[:, None])[:, 0]
-    score = (these.scores - those.scores[nearest]).abs().double()
-    return pixels.numpy(), score.where(pixels.isfinite(), torch.inf).numpy()
+    if not len(these.scores) or not len(those.scores):
+        return np.full(len(these.scores), np.inf), np.full(len(these.scores), np.inf)
+    pixels = (these.boxes_xyxy[:, None] - those.boxes_xyxy[None]).abs().amax(dim=2).double()
+    score = (these.scores[:, None] - those.scores[None]).abs().double()
+    other = these.classes[:, None] != those.classes[None]
+    pixels[other] = score[other] = torch.inf
+    nearest = torch.maximum(pixels / tolerance.pixels, score / tolerance.score).argmin(dim=1, keepdim=True)
+    return pixels.gather(1, nearest)[:, 0].numpy(), score.gather(1, nearest)[:, 0].numpy()
 
 
 def _groups(images: Sequence[NDArray[np.uint8]], imgsz: int, facts: Facts, batch: int) -> Iterator[torch.Tensor]:
