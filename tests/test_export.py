@@ -21,6 +21,7 @@ from detector.export import formats, write
 from detector.export.graph import ExportGraph
 from detector.export.parity import EXACT, cuts, differences
 from detector.inference.infer import Limits, NetworkRuntime
+from detector.inference.runtimes.engines import open_engine
 from detector.inference.runtimes.facts import Facts
 from detector.inference.runtimes.opening import open_export
 from detector.model.network import load_description
@@ -156,6 +157,22 @@ def test_rows_are_padded_with_zeros_and_best_first(nms):
         torch.testing.assert_close(image[:count, 4], one.scores)
         assert torch.equal(image[:count, 5].long(), one.classes)
         assert not image[count:].any()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["v5nu", "v8n", "v9t", "v10n", "v11n", "v12n", "v26n"])
+def test_every_family_is_exported_for_any_size(tmp_path, name):
+    """A network of noise: rounding grows in it, and not beyond what it is in torch."""
+    graph = ExportGraph(finding(load_description(name)), Facts(NAMES, 96)).eval()
+    formats.onnx(graph, tmp_path / "m.onnx")
+    engine = open_engine(tmp_path / "m.onnx")
+    for batch, height, width in ((1, 96, 96), (3, 64, 160)):
+        images = noise(height, width, batch).permute(0, 3, 1, 2).float() / 255
+        with torch.no_grad():
+            expected = graph(images)
+        found = engine.run(images)
+        assert (found - expected)[:, :4].abs().max() < 0.5
+        assert (found - expected)[:, 4:].abs().max() < 5e-3
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from detector import checkpoint_file
+from detector import checkpoint_file, load
 from detector.errors import CheckpointError
+from detector.inference.infer import Limits
 from detector.model.checkpoint import network_of, started
 from detector.model.network import load_description
 
@@ -95,3 +96,22 @@ def test_oriented_boxes_are_refused_with_the_reason(published):
     path = next(published("tau-fibrils-yolo==0.2.0").rglob("*.pt"))
     with pytest.raises(CheckpointError, match="a network for oriented boxes"):
         checkpoint_file.read(path)
+
+
+def test_an_export_that_another_tool_made_finds_what_its_checkpoint_finds(v8s):
+    """Without metadata of ours; within 1e-3 px, as they are letterboxed, which is to the export's one size."""
+    pytest.importorskip("onnxruntime")
+    other = next(v8s.parent.glob("*.onnx"))
+    with pytest.raises(CheckpointError, match="does not say its names"):
+        load(other, device="cpu")
+    theirs = load(other, device="cpu", names=["Normal", "Fall"], imgsz=640)
+    ours = load(v8s, device="cpu", amp="fp32")
+    down, across = np.mgrid[0:640, 0:640]
+    image = np.stack([down * 255 // 640, across * 255 // 640, (down + across) * 255 // 1280], axis=2).astype(np.uint8)
+    image[200:420, 100:300] = 230
+    limits = Limits(conf=0.001, iou=0.7, max_det=300, multi_label=False)
+    (one,), (same,) = (each.runtime.find(torch.from_numpy(image[None]), limits) for each in (theirs, ours))
+    assert len(one.scores) == len(same.scores) > 10
+    assert (one.boxes_xyxy - same.boxes_xyxy).abs().max() < 1e-3
+    assert (one.scores - same.scores).abs().max() < 1e-5
+    assert torch.equal(one.classes, same.classes)
