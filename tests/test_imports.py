@@ -75,6 +75,7 @@ SPARED = {
     "detector.run", "detector.step", "detector.fitting", "detector.evaluation", "detector.reporting",
     "detector.commands", "detector.data.loader", "detector.config.settings",
     "torchvision", "matplotlib", "pydantic", "faster_coco_eval", "cv2", "PIL", "yaml", "tqdm",
+    "detector.export", "onnxruntime", "onnx", "openvino",
 }  # fmt: skip
 
 
