@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detector.data.description import load_description
-from detector.data.image import read_image
 from detector.data.reading import Reading, build_index
 from detector.errors import ConfigError, DetectorError
-from detector.inference.sources import find_images
+from detector.inference.sources import Reading as Looking
+from detector.inference.sources import find_sources, read_sources
 from detector.model.network import Network
 
 COUNT = 8
@@ -23,8 +23,9 @@ Images = list[NDArray[np.uint8]]
 def some_images(network: Network, saved: dict[str, Any], given: Path | None) -> tuple[Images, str]:
     """Up to 8 images that fit the network, and in words which. Raises DataError for given ones that cannot be read."""
     if given is not None:
-        files = list(islice((one for one in find_images(given) if isinstance(one, Path)), COUNT))
-        return [_read(network, file) for file in files], f"{len(files)} of {given}"
+        frames = read_sources(find_sources(str(given)), Looking(network.channels, network.value_range))
+        images = [frame.image for frame in islice(frames, COUNT)]
+        return images, f"{len(images)} of {given}"
     data = saved.get("settings", {}).get("data")
     if data is not None:
         try:
@@ -44,10 +45,6 @@ def _of_data(network: Network, data: Path) -> Images:
     index = build_index(description, "val", Reading(max_missing_labels=1.0))
     chosen = np.unique(np.linspace(0, len(index) - 1, COUNT).round().astype(int))
     return [index.image(int(i)) for i in chosen]
-
-
-def _read(network: Network, file: Path) -> NDArray[np.uint8]:
-    return read_image(file, network.channels, value_range=network.value_range)
 
 
 def drawn(channels: int) -> Images:
