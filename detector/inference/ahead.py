@@ -21,65 +21,82 @@ def read_ahead(
 ) -> Iterator[T]:
     """The items, in order, made by a thread that is at most `most` of them ahead, or `most_size` of what `size` tells.
 
-    Of items that are `newest` one at most waits: it gives way to the next one. An error of the items is raised here,
-    after those before it. Closing this closes the items, in the thread that they ran in.
+    Of items that are `newest` none is waited for: where there is no room the oldest that waits gives way. An error of
+    the items is raised here, after those before it. Closing this closes the items, in the thread that they ran in.
     """
-    waiting: deque[tuple[T | None, BaseException | None, bool]] = deque()  # item, error, whether that is all
-    change = threading.Condition()
-    held = 0
-    left = False
+    queue = _Queue(most, newest, size, most_size)
+    thread = threading.Thread(target=queue.fill, args=(items,), name="reading ahead", daemon=True)
+    thread.start()
+    try:
+        yield from queue.emptied()
+    finally:
+        queue.leave()
+        thread.join(LEAVING)
 
-    def full() -> bool:
-        return len(waiting) >= most or (bool(waiting) and held >= most_size)
 
-    def put(item: T | None, error: BaseException | None, last: bool) -> bool:
-        nonlocal held
-        with change:
-            if item is not None and newest(item) and waiting and newest(waiting[-1][0]):
-                held -= size(waiting.pop()[0])
-            while full() and not left:
-                change.wait()
-            if not left:
-                waiting.append((item, error, last))
-                held += 0 if item is None else size(item)
-                change.notify_all()
-            return not left
+class _Queue(Generic[T]):
+    """Items that a thread has made and the caller has not taken; see `read_ahead`."""
 
-    def work() -> None:
+    def __init__(self, most: int, newest: Callable[[T], bool], size: Callable[[T], int], most_size: int) -> None:
+        self._most, self._newest, self._size, self._most_size = most, newest, size, most_size
+        self._waiting: deque[tuple[T | None, BaseException | None, bool]] = deque()  # item, error, whether that is all
+        self._change = threading.Condition()
+        self._held = 0  # the sizes of those that wait
+        self._left = False  # nobody takes any more
+
+    def fill(self, items: Iterator[T]) -> None:
+        """Put all items in, and an error of theirs; in a thread."""
         try:
             for item in items:
-                if not put(item, None, False):
+                if not self._put(item, None, False):
                     break
                 del item  # it would be held while the next one is made
-            put(None, None, True)
+            self._put(None, None, True)
         except BaseException as error:  # also what a generator of the user's raises to end the program
-            put(None, error, True)
+            self._put(None, error, True)
         finally:
             if hasattr(items, "close"):
                 items.close()
 
-    thread = threading.Thread(target=work, name="reading ahead", daemon=True)
-    thread.start()
-    try:
+    def emptied(self) -> Iterator[T]:
+        """The items, as they come. Raises their error."""
         while True:
-            with change:
-                while not waiting:
-                    change.wait()
-                item, error, last = waiting.popleft()
-                held -= 0 if item is None else size(item)
-                change.notify_all()
+            with self._change:
+                while not self._waiting:
+                    self._change.wait()
+                item, error, last = self._waiting.popleft()
+                self._held -= 0 if item is None else self._size(item)
+                self._change.notify_all()
             if error is not None:
                 raise error
             if last:
                 return
             yield item
             del item
-    finally:
-        with change:
-            left = True
-            waiting.clear()
-            change.notify_all()
-        thread.join(LEAVING)
+
+    def leave(self) -> None:
+        """Take no more."""
+        with self._change:
+            self._left = True
+            self._waiting.clear()
+            self._change.notify_all()
+
+    def _put(self, item: T | None, error: BaseException | None, last: bool) -> bool:
+        """Whether there is anybody to take it; waits while there is no room for it."""
+        with self._change:
+            while self._full() and not self._left:
+                if item is not None and self._newest(item) and self._waiting[0][0] is not None:
+                    self._held -= self._size(self._waiting.popleft()[0])
+                else:
+                    self._change.wait()
+            if not self._left:
+                self._waiting.append((item, error, last))
+                self._held += 0 if item is None else self._size(item)
+                self._change.notify_all()
+            return not self._left
+
+    def _full(self) -> bool:
+        return len(self._waiting) >= self._most or (bool(self._waiting) and self._held >= self._most_size)
 
 
 class Behind(Generic[T]):
