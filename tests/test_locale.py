@@ -220,7 +220,14 @@ def test_text_files_are_read_and_written_in_a_named_encoding(file):
             continue
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         owner = getattr(getattr(node.func, "value", None), "id", "")
-        if name not in ("read_text", "write_text", "open") or owner in ("os", "Image", "Popen", "tarfile", "zipfile"):
+        if name not in ("read_text", "write_text", "open") or owner in (
+            "os",
+            "av",
+            "Image",
+            "Popen",
+            "tarfile",
+            "zipfile",
+        ):
             continue
         modes = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
         binary = any("b" in mode for mode in modes if len(mode) < 4)

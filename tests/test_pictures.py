@@ -563,5 +563,5 @@ def test_a_folder_of_all_kinds_of_files_is_trained_on_and_the_others_are_named(t
         assert f"{name}: cannot be decoded" in out
     assert run("predict", tmp_path / "run", data.parent / "images" / "val", f"project={tmp_path}", "device=cpu") == 0
     printed = capsys.readouterr()
-    assert f"in {2 + len(FILES)} images" in printed.out
+    assert f"in {2 + len(FILES) + 2} images" in printed.out  # pages.tif has three pages
     assert printed.err.count("warning: left out:") == len(REFUSED) + 2

@@ -425,7 +425,10 @@ def test_a_stop_in_the_middle_leaves_what_was_found_whole(tmp_path, weights, num
         "max_det=3",
     ]
     process = subprocess.Popen(
-        [sys.executable, "-m", "detector", "predict", *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "detector", "predict", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a shell's `&` has it ignored
     )
     began = time.monotonic()
     while not (tmp_path / "predict" / ".a.mp4.unfinished").exists() and time.monotonic() - began < 120:

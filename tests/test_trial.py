@@ -9,7 +9,6 @@ import time
 import tracemalloc
 from contextlib import contextmanager
 from dataclasses import replace
-from inspect import signature
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +23,12 @@ from detector.commands.train import start
 from detector.config.settings import Settings, load_settings
 from detector.data.batch import Sample
 from detector.errors import ConfigError, DataError
-from detector.evaluation.evaluate import detect
 from detector.fitting import rehearsal, trial
 from detector.fitting.crowd import heaviest
 from detector.fitting.fit import bench, budget, tried
 from detector.fitting.rehearsal import Job
 from detector.fitting.search import SPARE
+from detector.inference.infer import JUDGED
 from detector.memory import resident_memory
 from detector.run import loop
 from detector.run.build import indices
@@ -85,7 +84,7 @@ def some_job(data, *overrides):
 
 def test_the_detections_of_a_trial_are_as_many_as_are_kept_and_lie_in_their_image():
     found = rehearsal.crowd(48, 64, 3)
-    assert len(found.scores) == len(found.classes) == signature(detect).parameters["max_det"].default
+    assert len(found.scores) == len(found.classes) == JUDGED.max_det
     assert set(found.classes.tolist()) == {0, 1, 2}
     assert found.scores.diff().max() < 0
     low, high = found.boxes_xyxy[:, :2], found.boxes_xyxy[:, 2:]

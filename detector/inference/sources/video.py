@@ -172,7 +172,8 @@ def _sought(container: InputContainer, stream: VideoStream, start: float, origin
 
 def _frames_before(pts: int, origin: Origin) -> int:
     """How many frames are shown before one: counted in the file's packets, of which none is decoded."""
-    with library("").open(str(origin.path)) as container:
+    av = library(origin.name)
+    with av.open(str(origin.path)) as container:
         count = 0
         for packet in container.demux(container.streams.video[0]):
             if packet.dts is not None and packet.dts > pts:
