@@ -101,6 +101,7 @@ def test_a_killed_process_is_started_again_and_the_run_ends_like_one_that_was_no
     assert_like(folder, single)
 
 
+@pytest.mark.long
 def test_one_process_goes_on_with_a_run_of_two(tmp_path, common, single):
     words = [*common, "batch=2", "device=cpu", f"project={tmp_path}", "name=run", "save_period=3"]
     done = ranks.run(2, "detector", "train", *words)

@@ -87,6 +87,7 @@ def test_a_run_of_musgd_with_its_two_momenta_does_too(make_run, point):
     assert run.lost == 0
 
 
+@pytest.mark.long
 def test_a_run_killed_again_and_again_does_too(make_run):
     """Also inside the writes of the processes that resume it, and through a command line of its own."""
     run = make_run("workers=0", EVERY_WINDOW)

@@ -231,6 +231,7 @@ def test_batch_auto_ends_as_a_number_and_stays_it(tmp_path, data, capsys):
     assert yaml.safe_load((tmp_path / "run" / "settings.yaml").read_text())["batch"] == saved["batch"]
 
 
+@pytest.mark.long
 @LINUX
 @pytest.mark.slow
 def test_batch_auto_is_one_number_for_all_processes(tmp_path, data):
