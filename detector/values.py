@@ -12,6 +12,11 @@ from detector.errors import ConfigError
 MOST = 100_000  # values in an array that may still be a setting
 
 
+def nearest_multiple(side: int, step: int) -> int:
+    """The multiple of `step` that is nearest to a side, at least one step."""
+    return max(round(side / step), 1) * step
+
+
 def plain(value: Any) -> Any:
     """None, bool, int, float, str, or a list or dict of them, that says the same as `value`.
 

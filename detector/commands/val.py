@@ -30,6 +30,7 @@ from detector.inference.runtimes.exported import ExportedRuntime
 from detector.model.selection import Detections
 from detector.precision import choose_precision
 from detector.reporting.progress import reading_bar
+from detector.reporting.result_files import coco_row
 from detector.reporting.summary import draw_evaluation
 from detector.reporting.table import format_class_table
 
@@ -182,7 +183,7 @@ def write(settings: ValSettings, evaluation: Evaluation, images: ValidationSet, 
 
 
 def coco_results(detections: Sequence[Detections], index: Index) -> list[dict[str, Any]]:
-    """The detections as COCO's tools read them: boxes as corner and size in pixels of the original image.
+    """The detections as COCO's tools read them.
 
     Ids are those of the data set's COCO file; without one images go by their names without the ending, and classes by
     their numbers.
@@ -190,12 +191,10 @@ def coco_results(detections: Sequence[Detections], index: Index) -> list[dict[st
     rows = []
     for i, found in enumerate(detections):
         image = index.image_ids[i] if index.image_ids else index.path(i).stem
-        for (left, top, right, bottom), score, label in zip(
+        for box, score, label in zip(
             found.boxes_xyxy.tolist(), found.scores.tolist(), found.classes.tolist(), strict=True
         ):
-            bbox = [round(value, 3) for value in (left, top, right - left, bottom - top)]
-            category = index.category_ids[label] if index.category_ids else label
-            rows.append({"image_id": image, "category_id": category, "bbox": bbox, "score": round(score, 5)})
+            rows.append(coco_row(image, index.category_ids[label] if index.category_ids else label, box, score))
     return rows
 
 

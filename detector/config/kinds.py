@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from detector.config.reading import absolute
 from detector.files import spelt_here
 from detector.spelling import Words
+from detector.values import nearest_multiple
 
 
 def whole(value: Any) -> Any:
@@ -75,7 +76,7 @@ def one_side(value: Any) -> Any:
 
 def multiple_of_stride(value: int) -> int:
     if value % STRIDE:
-        raise ValueError(f"must be a multiple of {STRIDE}; the nearest is {max(round(value / STRIDE), 1) * STRIDE}")
+        raise ValueError(f"must be a multiple of {STRIDE}; the nearest is {nearest_multiple(value, STRIDE)}")
     return value
 
 

@@ -91,17 +91,22 @@ class TuneSettings(Settings):
         return Settings(**{key: getattr(self, key) for key in self.model_fields_set & Settings.model_fields.keys()})
 
 
-class UseKeys(DeviceKeys, FolderKeys):
-    """What measuring and predicting have in common: a checkpoint, and how it is used."""
+class DetectorKeys(DeviceKeys):
+    """A trained detector, and which of its boxes are detections."""
 
     also: ClassVar = {"model": "weights"}
 
     weights: Annotated[FilePath | None, Field(description="the checkpoint, the folder of its run, or an export")] = None
     imgsz: Annotated[Side | None, Field(description="as trained, if left out")] = None
-    batch: AtLeastOne = 16
     iou: Fraction = 0.7
     max_det: AtLeastOne = 300
     nms: Nms = "auto"
+
+
+class UseKeys(DetectorKeys, FolderKeys):
+    """What measuring and predicting have in common."""
+
+    batch: AtLeastOne = 16
     layout: Annotated[
         Literal["raw", "detections"] | None,
         Words(),
@@ -168,18 +173,12 @@ class PredictSettings(NamesKey, UseKeys):
     show: Annotated[bool, Field(description="show results in a window")] = False
 
 
-class DemoSettings(DeviceKeys, Group):
+class DemoSettings(DetectorKeys):
     """Settings of `detector demo`."""
 
     of = " of detector demo"
-    also: ClassVar = {"model": "weights"}
 
-    weights: Annotated[FilePath | None, Field(description="the checkpoint, or the folder of its run")] = None
-    imgsz: Annotated[Side | None, Field(description="as trained, if left out")] = None
     conf: Fraction = 0.25
-    iou: Fraction = 0.7
-    max_det: AtLeastOne = 300
-    nms: Nms = "auto"
     port: Annotated[
         int | None, Field(ge=1, le=65535, description="where the page is served; left out: 7860 or the next free one")
     ] = None

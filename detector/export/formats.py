@@ -137,7 +137,7 @@ def tensorrt(graph: ExportGraph, target: Path) -> str:
         raise ConfigError("format=tensorrt: TensorRT built nothing; its messages say why")
     between.unlink()
     target.write_bytes(built)
-    target.with_suffix(".json").write_text(json.dumps(facts.texts()), encoding="utf-8")
+    _write_beside(graph, target)
     return f"TensorRT engine of {library.__version__}"
 
 
@@ -163,7 +163,7 @@ def litert(graph: ExportGraph, target: Path) -> str:
     import litert_torch as library
 
     library.convert(graph, (_example(graph),)).export(str(target))
-    target.with_suffix(".json").write_text(json.dumps(graph.facts.texts()), encoding="utf-8")
+    _write_beside(graph, target)
     return "LiteRT flat buffer"
 
 
@@ -173,7 +173,7 @@ def executorch(graph: ExportGraph, target: Path) -> str:
 
     lowered = to_edge_transform_and_lower(_program(graph), partitioner=[XnnpackPartitioner()])
     target.write_bytes(lowered.to_executorch().buffer)
-    target.with_suffix(".json").write_text(json.dumps(graph.facts.texts()), encoding="utf-8")
+    _write_beside(graph, target)
     return "ExecuTorch program for XNNPACK"
 
 
@@ -229,6 +229,11 @@ def _translations(graph: ExportGraph) -> dict[Callable, Callable | Sequence[Call
         return op.ScatterND(op.Sub(scores, scores), left, op.GatherND(scores, left))
 
     return {torch.ops.detector.suppress.default: suppress}
+
+
+def _write_beside(graph: ExportGraph, target: Path) -> None:
+    """The facts in a file of their own, where the format has no place for them."""
+    target.with_suffix(".json").write_text(json.dumps(graph.facts.texts()), encoding="utf-8")
 
 
 def _texts(graph: ExportGraph) -> dict[str, str]:

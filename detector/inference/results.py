@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import supervision
 
 UNKNOWN = Origin("an array", "image")
+COLUMNS = ("class", "name", "score", "x1", "y1", "x2", "y2")  # of a detection in `to_dicts`, then track if tracked
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Result:
             import pandas
         except ImportError:
             raise ConfigError("to_pandas needs pandas; `pip install pandas`, or use to_dicts()") from None
-        columns = ["class", "name", "score", "x1", "y1", "x2", "y2", *(["track"] if self.track_ids is not None else [])]
+        columns = [*COLUMNS, *(["track"] if self.track_ids is not None else [])]
         return pandas.DataFrame(self.to_dicts(), columns=columns)
 
     def to_supervision(self) -> supervision.Detections:

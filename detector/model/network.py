@@ -17,6 +17,7 @@ from detector.model.head import Detect, Predictions
 from detector.model.layers import build_layers
 from detector.model.recompute import has_weights, is_block, rerun
 from detector.rng import Purpose, generator
+from detector.values import nearest_multiple
 
 __all__ = ["Network", "build_network", "fused", "load_description", "network_from_description"]
 
@@ -131,10 +132,9 @@ def new_network(description: dict[str, Any], seed: int = 0) -> Network:
 def check_side(network: Network, imgsz: int) -> None:
     """Raise ConfigError unless a square of that side is an input of the network."""
     if imgsz % network.stride:
-        nearest = max(round(imgsz / network.stride), 1) * network.stride
         raise ConfigError(
             f"imgsz={imgsz}: must be a multiple of {network.stride}, the largest stride of this model; the nearest is "
-            f"{nearest}"
+            f"{nearest_multiple(imgsz, network.stride)}"
         )
 
 

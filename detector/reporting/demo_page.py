@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,11 @@ from numpy.typing import NDArray
 
 from detector.errors import ConfigError, DataError
 from detector.inference.detector import Detector
-from detector.inference.results import Result
+from detector.inference.results import COLUMNS, Result
 from detector.reporting.video_file import VideoFile
 
 INSTALL = "pip install 'detector[demo]'"
 TITLE = "detector"
-COLUMNS = ["class", "name", "score", "x1", "y1", "x2", "y2"]
 FONTS = ["system-ui", "sans-serif"]
 MOST_SECONDS = 60  # of a video that are looked at
 # Gradio counts its uses and asks for news unless these are set before it is imported.
@@ -77,21 +77,24 @@ def page(detector: Detector, title: str, conf: float, iou: float, imgsz: int, ma
     gr = gradio()
     looks, bar = Looks(detector, max_det), gr.Progress()
 
-    def at_image(*arguments: Any) -> Any:
+    @contextmanager
+    def mistakes_shown() -> Iterator[None]:
         try:
-            return looks.at_image(*arguments)
+            yield
         except (ConfigError, DataError) as error:
             raise gr.Error(str(error), print_exception=False) from None
+
+    def at_image(*arguments: Any) -> Any:
+        with mistakes_shown():
+            return looks.at_image(*arguments)
 
     def at_video(path: str | None, *settings: Any, progress: Any = bar) -> Any:
         def told(result: Result) -> None:
             count = result.origin.count
             progress((result.frame + 1, count) if count else None, desc=result.summary(), unit="frames")
 
-        try:
+        with mistakes_shown():
             return looks.at_video(path, *settings, told)
-        except (ConfigError, DataError) as error:
-            raise gr.Error(str(error), print_exception=False) from None
 
     with gr.Blocks(title=TITLE, analytics_enabled=False) as blocks:
         gr.Markdown(f"### {title}")
@@ -106,7 +109,7 @@ def page(detector: Detector, title: str, conf: float, iou: float, imgsz: int, ma
                 image = gr.Image(type="numpy", label="image", sources=["upload", "clipboard", "webcam"])
                 picture = gr.Image(label="found", format="png")
             said = gr.Textbox(label="in words")
-            table = gr.Dataframe(headers=COLUMNS, label="detections", interactive=False)
+            table = gr.Dataframe(headers=list(COLUMNS), label="detections", interactive=False)
         with gr.Tab("Video"):
             with gr.Row():
                 video = gr.Video(label="video", sources=["upload"])

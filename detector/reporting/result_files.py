@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
+import glob
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -14,11 +15,9 @@ from typing import Any, NamedTuple, TextIO
 from detector.drawing import in_colours, save_image
 from detector.errors import ConfigError
 from detector.files import unfinished, writing
-from detector.inference.results import Result
+from detector.inference.results import COLUMNS, Result
 from detector.inference.sources import Origin
 from detector.reporting.video_file import VideoFile
-
-COLUMNS = ("image", "frame", "time", "class", "name", "score", "x1", "y1", "x2", "y2", "track")
 
 
 class Wanted(NamedTuple):
@@ -101,7 +100,7 @@ class ResultFiles:
         labels = self.folder / "labels"  # of an earlier call that wrote into this folder
         (labels / f"{self._name}.txt").unlink(missing_ok=True)
         if origin.kind != "image":
-            for file in labels.glob(f"{glob_escape(self._name)}_[0-9][0-9][0-9][0-9][0-9][0-9]*.txt"):
+            for file in labels.glob(f"{glob.escape(self._name)}_[0-9][0-9][0-9][0-9][0-9][0-9]*.txt"):
                 file.unlink()
         if origin.moves and self._wanted.save:
             self._video = VideoFile(self.folder / f"{self._name}.mp4", origin.rate)
@@ -185,7 +184,7 @@ class CsvTable(Table):
     name = "detections.csv"
 
     def begin(self) -> None:
-        self.writer = csv.DictWriter(self.file, COLUMNS, restval="")
+        self.writer = csv.DictWriter(self.file, ("image", "frame", "time", *COLUMNS, "track"), restval="")
         self.writer.writeheader()
 
     def add(self, result: Result, name: str) -> None:
@@ -195,14 +194,19 @@ class CsvTable(Table):
 
 
 def coco_rows(result: Result, name: str) -> list[dict[str, Any]]:
-    """COCO results: boxes as corner and size in pixels of the original image."""
+    """COCO results, with the number of the track where there is one."""
     rows = []
     for row in result.to_dicts():
-        left, top, right, bottom = (row[side] for side in ("x1", "y1", "x2", "y2"))
-        bbox = [round(value, 3) for value in (left, top, right - left, bottom - top)]
-        found = {"image_id": name, "category_id": row["class"], "bbox": bbox, "score": row["score"]}
+        found = coco_row(name, row["class"], [row[side] for side in ("x1", "y1", "x2", "y2")], row["score"])
         rows.append({**found, "track_id": row["track"]} if "track" in row else found)
     return rows
+
+
+def coco_row(image: Any, category: Any, xyxy: Sequence[float], score: float) -> dict[str, Any]:
+    """A detection as COCO's tools read it: its box as corner and size in pixels of the original image."""
+    left, top, right, bottom = xyxy
+    bbox = [round(value, 3) for value in (left, top, right - left, bottom - top)]
+    return {"image_id": image, "category_id": category, "bbox": bbox, "score": round(score, 5)}
 
 
 def label_text(result: Result) -> str:
@@ -219,7 +223,3 @@ def label_text(result: Result) -> str:
 def file_name(text: str) -> str:
     """A class name as a folder's: what some system takes for a separator or refuses is a _."""
     return re.sub(r'[\x00-\x1f<>:"/\\|?*]', "_", text).strip(". ") or "_"
-
-
-def glob_escape(name: str) -> str:
-    return re.sub(r"([*?[])", r"[\1]", name)

@@ -15,6 +15,7 @@ from detector.inference.infer import Limits
 from detector.inference.runtimes.engines import Engine
 from detector.inference.runtimes.facts import Facts
 from detector.model.selection import Detections, non_max_suppression
+from detector.values import nearest_multiple
 
 if TYPE_CHECKING:
     from detector.data.header import Range
@@ -58,7 +59,7 @@ class ExportedRuntime:
                 "batch=dynamic makes one that takes any"
             )
         if imgsz % self.stride:
-            nearest = max(round(imgsz / self.stride), 1) * self.stride
+            nearest = nearest_multiple(imgsz, self.stride)
             raise ConfigError(f"imgsz={imgsz}: must be a multiple of {self.stride}; the nearest is {nearest}")
 
     @torch.inference_mode()
