@@ -1,13 +1,18 @@
 """The measuring scripts run, and what they print makes sense."""
 
+import csv
+import itertools
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import yaml
 from scenes import TINY, write_dataset
 
 from detector import checkpoint_file
@@ -125,3 +130,40 @@ def test_cards():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would run on the GPU for minutes")
 def test_gpu_check_says_that_there_is_no_gpu():
     assert run("gpu_check.py").startswith("skipped: there is no CUDA GPU")
+
+
+def test_recipes_are_compared_seed_by_seed(data, tmp_path):
+    """The table says what the runs' own files say, a second call trains nothing, and a changed plan is refused."""
+    plan = {
+        "common": {"model": str(TINY), "imgsz": 64, "epochs": 2, "batch": 4, "nbs": 4, "workers": 0, "device": "cpu"},
+        "sets": {"shapes": {"data": os.path.relpath(data, tmp_path)}},
+        "variants": {"today": None},
+        "seeds": [0, 1],
+        "known": {"public": {"shapes": {0: 0.5, 1: 0.75}}},
+    }
+    file, out = tmp_path / "plan.yaml", tmp_path / "runs"
+    file.write_text(yaml.safe_dump(plan, sort_keys=False))
+    printed = run("compare_recipes.py", file, out, "--last")
+    last = [last_of(out / f"shapes-today-{seed}" / "metrics.csv") for seed in plan["seeds"]]
+    assert f"| shapes | today | 2 | {np.mean(last):.3f} |" in printed
+    assert f"| shapes | public | 2 | 0.625 | 0.177 | {np.mean([0.5 - last[0], 0.75 - last[1]]):+.3f} (2) |" in printed
+
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*.*")}
+    assert run("compare_recipes.py", file, out, "--last") == printed[printed.index("| set") :]
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*.*")} == before
+
+    file.write_text(yaml.safe_dump({**plan, "variants": {"today": {"lr0": 0.1}}}))
+    assert "made by other settings than the plan's" in run("compare_recipes.py", file, out, status=1)
+
+
+def last_of(file):
+    with file.open(encoding="utf-8") as rows:
+        return float(list(csv.DictReader(rows))[-1]["mAP50-95"])
+
+
+def test_a_bootstrap_interval_is_that_of_all_resamples():
+    """Four differences have 256 resamples: their 2.5% and 97.5% points, counted one by one."""
+    differences = [0.03, -0.01, 0.05, 0.02]
+    means = sorted(np.mean(drawn) for drawn in itertools.product(differences, repeat=4))
+    low, high = runpy.run_path(str(SCRIPTS / "compare_recipes.py"))["interval"](differences)
+    assert (low, high) == pytest.approx((np.quantile(means, 0.025), np.quantile(means, 0.975)), abs=0.002)
