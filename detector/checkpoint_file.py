@@ -6,7 +6,6 @@ holds `model`, the weights that train, and the rest of `TrainState`.
 """
 
 import hashlib
-import io
 import os
 import pickle
 import platform
@@ -15,7 +14,7 @@ import struct
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -30,18 +29,33 @@ SEAL = b"sha256:"
 SEALED = len(SEAL) + 64  # bytes of the seal at a file's end
 
 
+def copied(value: Any) -> Any:
+    """A checkpoint's contents as they are now: every tensor in them is copied, into the host's memory."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: copied(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(copied(one) for one in value)
+    return value
+
+
 def write(path: Path, contents: dict[str, Any], keep_previous: bool = False) -> None:
     """Write a checkpoint so that `path` is at every moment the old file or the new one, whole.
 
     keep_previous: the old file stays, as NAME.prev.pt. Raises OSError, and leaves both as they were, where the disk is
     full.
     """
-    buffer = io.BytesIO()
-    torch.save({"format": FORMAT, "versions": versions(), **contents}, buffer)
     with replaced(path) as beside:
         with open(beside, "wb") as file:
-            for part in sealed(buffer.getbuffer()):
-                file.write(part)
+            sealing = Sealing(file)
+            try:
+                torch.save({"format": FORMAT, "versions": versions(), **contents}, sealing)
+            except RuntimeError:
+                if sealing.error is None:
+                    raise
+                raise sealing.error from None
+            sealing.seal()
             file.flush()
             os.fsync(file.fileno())
         if keep_previous and path.exists():
@@ -68,11 +82,36 @@ def set_aside(path: Path) -> None:
     link.unlink(missing_ok=True)  # still there where both were the same file already: then `replace` does nothing
 
 
-def sealed(data: memoryview) -> tuple[memoryview, bytes]:
-    """A zip file's bytes, in two parts, with their SHA-256 in its comment, where its readers expect anything."""
-    body = data[:-2]  # the last two are the length of the comment, which is empty
-    comment = SEAL + hashlib.sha256(body).hexdigest().encode()
-    return body, struct.pack("<H", len(comment)) + comment
+class Sealing:
+    """A file that a zip file is written to, and at last its SHA-256: as the comment, where readers expect anything."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.error: OSError | None = None  # torch tells what went wrong in words of its own
+        self._file, self._digest, self._end = file, hashlib.sha256(), b""
+
+    def write(self, data: bytes) -> int:
+        try:
+            written = self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+        if len(data) < 2:
+            data = self._end + data
+        else:
+            self._digest.update(self._end)
+        view = memoryview(data)
+        self._digest.update(view[:-2])
+        self._end = bytes(view[-2:])  # at the file's end: the length of the comment, which is empty
+        return written
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def seal(self) -> None:
+        """Write the comment; nothing more must come."""
+        comment = SEAL + self._digest.hexdigest().encode()
+        self._file.seek(-2, os.SEEK_END)
+        self._file.write(struct.pack("<H", len(comment)) + comment)
 
 
 def check_seal(path: Path) -> None:

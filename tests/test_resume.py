@@ -3,21 +3,15 @@
 import csv
 import os
 import shutil
-import subprocess
-import sys
-from types import SimpleNamespace
 
 import pytest
 from scenes import TINY, write_dataset
-from test_step import new_state
 from test_training import run, same, train, weights
 
 from detector import checkpoint_file
 from detector.config.settings import Settings, load_settings
-from detector.errors import ConfigError, TrainingError
-from detector.run import saving
+from detector.errors import ConfigError
 from detector.run.resume import FIXED, take_up
-from detector.run.run import Run
 from detector.step.schedule import Leg, Schedule, extended
 
 OTHER = {
@@ -193,46 +187,3 @@ def test_a_run_that_breaks_leaves_a_checkpoint_from_before_it_broke(tmp_path, co
     assert max(float(value.abs().max()) for value in weights(tmp_path / "run").values()) < 100
     assert run("train", f"resume={tmp_path / 'run'}", "lr0=0.01") == 0
     assert checkpoint_file.read(tmp_path / "run" / "weights" / "last.pt")["skipped"] == 0
-
-
-def bare_run(settings, images, folder):
-    """A run without data and device, in a folder that exists."""
-    (folder / "weights").mkdir()
-    run = Run.__new__(Run)
-    run.settings, run.training, run.names, run.folder, run.say = settings, images, ("a",), folder, print
-    return run
-
-
-@pytest.mark.parametrize("name", ["model.1.conv.weight", "model.1.bn.running_var"])
-def test_a_tensor_that_is_not_finite_is_never_saved(tmp_path, name):
-    images = type("Images", (), {"index": SimpleNamespace(digest=""), "__len__": lambda self: 3})()
-    run, state = bare_run(Settings(data="data.yaml", on_save_error="warn"), images, tmp_path), new_state()
-    run.state = state
-    saving.save(run)
-    before = run.last.read_bytes()
-    state.network.state_dict()[name].view(-1)[0] = float("inf")
-    with pytest.raises(TrainingError, match=f"model.{name} holds values that are not finite"):
-        saving.save(run)
-    assert run.last.read_bytes() == before
-    assert [file.name for file in run.last.parent.iterdir()] == ["last.pt"]
-
-
-@pytest.mark.parametrize(("rule", "status"), [("stop", 2), ("warn", 0)])
-def test_a_full_disk_keeps_good_files(tmp_path, common, rule, status):
-    """A tmpfs that an epoch's checkpoint after another fills up."""
-    disk, copy = tmp_path / "disk", tmp_path / "copy"
-    disk.mkdir()
-    mount = f"mount -t tmpfs -o size=12m none {disk}"
-    if subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True).returncode:
-        pytest.skip("mounting in a namespace of one's own does not work here")
-    options = [f"on_save_error={rule}", "epochs=5", "save_period=1", f"project={disk}", "name=run"]
-    command = " ".join([sys.executable, "-m", "detector", "train", *common, *options])
-    script = f"{mount} && {{ {command}; status=$?; cp -r {disk}/run {copy}; exit $status; }}"
-    done = subprocess.run(["unshare", "-rm", "sh", "-c", script], capture_output=True, text=True, timeout=120)
-    assert done.returncode == status, done.stderr
-    assert "Traceback" not in done.stderr
-    assert "No space left on device" in done.stdout + done.stderr
-    assert checkpoint_file.read(copy / "weights" / "last.pt")["epoch"] >= 1
-    assert not list(copy.rglob(".*.unfinished"))
-    assert run("train", f"resume={copy}", "save_period=-1") == 0
-    assert len(rates(copy)) == 5

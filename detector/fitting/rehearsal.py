@@ -6,8 +6,6 @@ checkpoint, which with all that they leave behind is the peak of many a small ru
 """
 
 import copy
-import hashlib
-import io
 import math
 import tempfile
 import time
@@ -15,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -92,21 +91,24 @@ def rehearse(job: Job, device: torch.device) -> float:
     state, step = prepared(job, device)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        save(state)
+        held_copy = save(state, folder)  # which a run holds over the next steps, while it is written
         load_and_draw(job, held[0], folder)
         for _ in range(TRIES):
             if step():
                 break
         seconds = [timed(step)]
         evaluation = validate(job, state, state.ema.network, device)
-        save(state)
+        del held_copy
+        held_copy = save(state, folder)
         if evaluation and job.settings.plots:
             terms = state.network.head.terms
             row = {"epoch": 1.0, **dict.fromkeys(terms, 1.0), "lr": 1.0, **evaluation.row()}
             plot_history([row, {**row, "epoch": 2.0}], folder / "curves.png", terms)
         while len(seconds) < LEAST or (len(seconds) < MOST and sum(seconds) < SECONDS):
             seconds.append(timed(step))
-        measure_best(job, state, save(state), device)
+        del held_copy
+        save(state, folder)
+        measure_best(job, state, folder, device)
         if evaluation and job.settings.plots:
             draw(job, evaluation, folder)
     return job.settings.batch * micro_batches(job) / min(seconds)  # the fastest: what the machine disturbed least
@@ -156,21 +158,19 @@ def load_and_draw(job: Job, batch: Batch, folder: Path) -> None:
         save_image(folder / "training.jpg", picture)
 
 
-def save(state: TrainState) -> io.BytesIO:
-    """Serialise a checkpoint, and then the best one, which is returned; in memory, where a run does it, too."""
-    for contents in (state.state_dict(), {"ema": state.ema.network.state_dict()}):
-        checkpoint_file.not_finite(contents)
-        buffer = io.BytesIO()
-        torch.save(contents, buffer)
-        hashlib.sha256(buffer.getbuffer())
-    buffer.seek(0)
-    return buffer
+def save(state: TrainState, folder: Path) -> dict[str, Any]:
+    """Write a checkpoint, and then the best one. Returns the copy of the state that they were written from."""
+    contents = checkpoint_file.copied(state.state_dict())
+    checkpoint_file.not_finite(contents)
+    checkpoint_file.write(folder / "last.pt", contents)
+    checkpoint_file.write(folder / "best.pt", {"ema": contents["ema"]})
+    return contents
 
 
-def measure_best(job: Job, state: TrainState, best: io.BytesIO, device: torch.device) -> None:
+def measure_best(job: Job, state: TrainState, folder: Path, device: torch.device) -> None:
     """Detect with a second network, as a run does at its end."""
     network = copy.deepcopy(state.ema.network)
-    network.load_state_dict(torch.load(best, map_location="cpu", weights_only=True)["ema"])
+    network.load_state_dict(checkpoint_file.read(folder / "best.pt")["ema"])
     find(job, state, network, device)
 
 

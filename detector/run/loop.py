@@ -72,6 +72,7 @@ def train(settings: Settings, resume: Resume | None = None, say: Say = say_now) 
             introduce(run)
         with distributed.together(run.device):  # all ranks have read what they need, be it from the folder itself
             begin(run, resume, stack)
+            saving.settle(run)  # and no thread is at work when loaders are started
         run.state.best = distributed.from_main(run.state.best)  # which a rewound run has looked for in its folder
         stack.enter_context(run.interruption)
         start = run.settings.multiprocessing_start
@@ -93,6 +94,7 @@ def begin(run: Run, resume: Resume | None, stack: ExitStack) -> None:
     new = settings.project, settings.name, "train", settings.exist_ok
     run.folder = resume.folder if resume else create_folder(*new)
     identity = stack.enter_context(locked(run.folder, run_id(run.folder) if resume else None))
+    stack.enter_context(run.beside)
     distributed.remember(RUN, f"{identity} {run.folder}")
     (run.folder / "weights").mkdir(exist_ok=True)
     remove_unfinished(run.folder)
@@ -133,6 +135,8 @@ def stop_if_asked(run: Run) -> None:
     if number:
         with distributed.together(run.device):
             saving.save(run)
+            saving.save_table(run, curves=True)
+            saving.settle(run)
         raise Interrupted(number)
 
 
@@ -163,6 +167,7 @@ def train_epoch(run: Run) -> None:
             losses = dict(zip(run.terms, report.losses, strict=True))
             bar.update(state.done, losses, rates.lr["weights"], window.accumulate, gpu_memory(run.device))
             with distributed.together(run.device):
+                saving.settle(run, wait=False)
                 if saving.due(run):
                     saving.save(run)
 
@@ -241,7 +246,6 @@ def record(run: Run, row: dict[str, float]) -> None:
     """Take a finished epoch into the state, the checkpoints, the table and the curves."""
     run.state.end_epoch(row, fitness_of(row, run.settings.metric, run.terms))
     saving.save_epoch(run)
-    saving.save_table(run)
 
 
 def out_of_patience(run: Run) -> bool:
@@ -265,6 +269,8 @@ def progress_line(run: Run, row: dict[str, float], seconds: float) -> str:
 def finish(run: Run) -> TrainResult:
     """Measure the best checkpoint once more, print its table and draw its curves."""
     with distributed.together(run.device):
+        saving.save_table(run, curves=True)
+        saving.settle(run)
         weights = checkpoint_file.read(run.best)["ema"] if distributed.is_main() else None
     network = copy.deepcopy(run.state.ema.network)  # the state stays what it is, for whoever saves it
     network.load_state_dict(distributed.from_main(weights))

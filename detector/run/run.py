@@ -1,10 +1,12 @@
 """What a run is: one object that the functions of this room hand to one another."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,6 +16,7 @@ from detector.data.dataset import TrainingSet, ValidationSet
 from detector.data.loader import Loaders
 from detector.evaluation.coco import GroundTruth
 from detector.evaluation.evaluate import ground_truth_of
+from detector.run.background import Background
 from detector.run.interrupt import Interruption
 from detector.run.state import RunState
 from detector.step.gradients import GradientSum
@@ -43,6 +46,8 @@ class Run:
     folder: Path = Path()  # known once all else is
     last_save: float = field(default_factory=time.monotonic)
     put_off: bool = False  # whether the last epoch's last.pt is still to be written
+    last_curves: float = -math.inf  # when they were drawn
+    beside: Background[Any] = field(default_factory=Background)  # what writes files
 
     @property
     def last(self) -> Path:
