@@ -30,7 +30,7 @@ from detector.errors import ConfigError, DetectorError
 from detector.fitting.capacity import resident
 from detector.fitting.estimate import Counted
 from detector.fitting.search import MODES
-from detector.loss.assign import ALPHA, BETA, EPS, assign, least_side
+from detector.loss.assign import ALPHA, BETA, EPS, assign, cells_inside, least_side
 from detector.precision import choose_precision
 from detector.step.offload import offloaded
 from detector.step.plan import Window
@@ -124,9 +124,10 @@ def crowded(images: int, boxes: int) -> Scene:
 
 def sparse(scene: Scene) -> Tensor:
     """(B, A) targets of the anchors by the project's assigner, 0 where an anchor has no box."""
-    given = assign(scene.logits, scene.boxes_xyxy, SHAPES, STRIDES, scene.gt_xyxy, scene.gt_classes, scene.gt_image)
+    cells = cells_inside(scene.gt_xyxy, SHAPES, STRIDES)
+    given = assign(scene.logits, scene.boxes_xyxy, cells, scene.gt_xyxy, scene.gt_classes, scene.gt_image)
     targets = scene.boxes_xyxy.new_zeros(scene.boxes_xyxy.shape[:2])
-    targets[given.image, given.anchor] = given.score
+    targets.index_put_((given.image, given.anchor), given.score, accumulate=True)
     return targets
 
 

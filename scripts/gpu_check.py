@@ -7,6 +7,8 @@
 3. A short run in fp32, bf16 and fp16, and of v26n with MuSGD: every loss must be finite, and it can be measured.
 4. A run whose batch cannot fit, since a ballast leaves only `--leave` GiB: it must cut finer, say so, and end.
 5. Colours that are made on the GPU: they must be those that the host makes, to 1e-5.
+6. A micro-batch's forward pass, loss and backward pass: the host must not wait for the GPU in them, and the loss must
+   be that of the host, to 1e-3.
 
 Without a GPU it says so and ends well. The status is 1 where a check fails.
 """
@@ -24,12 +26,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from detector.config.settings import Settings
+from detector.data.batch import Batch
 from detector.data.colours import recoloured
 from detector.fitting.estimate import estimate_bench
 from detector.fitting.fit import allocator, bench
 from detector.fitting.search import cut_of, size
+from detector.loss.criterion import DetectionLoss
+from detector.model.checkpoint import chosen_description
+from detector.model.network import Network, new_network
 
 DATA = Path(__file__).parents[1] / "datasets" / "shapes.yaml"
 DEVICE = torch.device("cuda", 0)
@@ -138,6 +145,38 @@ def colours() -> bool:
     return bool(apart < 1e-5)
 
 
+def waits(options: argparse.Namespace) -> bool:
+    """Whether a micro-batch asks the GPU for nothing, and comes to what it does on the host."""
+    good = True
+    for model in (options.model, "v26n"):
+        network = new_network({**chosen_description(model, None), "nc": 3}, seed=0)
+        on_host = loss_of(network, torch.device("cpu"))
+        loss_of(network.to(DEVICE), DEVICE)  # at first kernels are loaded and chosen
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            loss = loss_of(network, DEVICE)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        apart = float(abs(loss.cpu() / on_host - 1))
+        print(f"{model}: no wait; loss {apart:.1e} apart from the host's")
+        good &= apart < 1e-3
+    return good
+
+
+def loss_of(network: Network, device: torch.device) -> Tensor:
+    """The loss of a micro-batch of eight images with ten boxes each, after its backward pass, where it was computed."""
+    rng = torch.Generator().manual_seed(0)
+    low, side = torch.rand(80, 2, generator=rng) * 400, torch.rand(80, 2, generator=rng) * 200 + 8
+    pixels = torch.randint(256, (8, 640, 640, 3), generator=rng, dtype=torch.uint8)
+    owner = torch.arange(8).repeat_interleave(10)
+    nothing = torch.zeros(0, dtype=torch.int64)
+    batch = Batch(pixels, torch.cat((low, low + side), dim=1), owner % 3, owner, torch.arange(8), nothing)
+    here = Batch(*(tensor.pin_memory() for tensor in batch)).to(device)
+    loss = sum(branch.terms.sum() for branch in DetectionLoss(network.head)(network(here.network_input()), here))
+    loss.backward()
+    return loss.detach()
+
+
 @contextmanager
 def ballast(leave: float) -> Iterator[None]:
     """A context in which this process holds all of the GPU but `leave` GiB."""
@@ -167,6 +206,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         checks = {
             "colours": colours,
+            "no waiting": lambda: waits(options),
             "memory modes beside the estimate": lambda: modes(options),
             "tune within 4 GiB": lambda: tune(options),
             "fp32, bf16, fp16, two heads, MuSGD": lambda: precisions(options, Path(temporary)),

@@ -28,6 +28,10 @@ class Truth(NamedTuple):
     classes: Tensor
     image_index: Tensor
 
+    @property
+    def host_boxes_xyxy(self) -> Tensor:
+        return self.boxes_xyxy
+
 
 class Cell(NamedTuple):
     """An anchor: its centre in grid units, its stride in pixels."""

@@ -55,7 +55,7 @@ class Double:
     def __init__(self, batch):
         self.batch = batch
         self.boxes_xyxy, self.classes, self.image_index = batch.boxes_xyxy, batch.classes, batch.image_index
-        self.samples = batch.samples
+        self.host_boxes_xyxy, self.samples = batch.host_boxes_xyxy, batch.samples
 
     def network_input(self):
         return self.batch.network_input(torch.float64)

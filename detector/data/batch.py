@@ -37,10 +37,17 @@ class Batch(NamedTuple):
     samples: Tensor  # (B,) int64, the slot of each image in its epoch; empty in a blank batch
     bad: Tensor  # (K,) int64, slots of the images that should have been in it but are damaged
     colours: Tensor = torch.zeros(0, 3)  # (B, 3) float32 `Colours` still to be given to the images; (0, 3): none
+    on_host: Tensor = torch.zeros(0, 4)  # of a batch on another device: its boxes_xyxy in the host's memory
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> "Batch":
         """The batch on a device; only from pinned memory does `non_blocking` overlap with anything."""
-        return Batch(*(tensor.to(device, non_blocking=non_blocking) for tensor in self))
+        moved = (tensor.to(device, non_blocking=non_blocking) for tensor in self[:-1])
+        return Batch(*moved, on_host=self.host_boxes_xyxy)
+
+    @property
+    def host_boxes_xyxy(self) -> Tensor:
+        """(N, 4) `boxes_xyxy` in the host's memory: what follows from them is known there without waiting."""
+        return self.boxes_xyxy if self.boxes_xyxy.device.type == "cpu" else self.on_host
 
     def part(self, start: int, stop: int) -> "Batch":
         """The images from `start` to before `stop`, with their boxes; `bad` stays that of the whole."""
@@ -62,7 +69,8 @@ class Batch(NamedTuple):
             return self
         pixels = interpolate(self.images.permute(0, 3, 1, 2).float(), (side, side), mode="bilinear")
         images = pixels.round_().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
-        return self._replace(images=images, boxes_xyxy=self.boxes_xyxy * (side / before))
+        boxes, on_host = (one * (side / before) for one in (self.boxes_xyxy, self.on_host))
+        return self._replace(images=images, boxes_xyxy=boxes, on_host=on_host)
 
     def pictures(self) -> Tensor:
         """(B, H, W, C) uint8: the images as they are learned from."""

@@ -22,7 +22,10 @@ EPS = 1e-9  # pixels that a centre must be inside a box, and what keeps a soft t
 
 
 class Assignment(NamedTuple):
-    """The P anchors that were given a box; every (image, anchor) occurs at most once."""
+    """The anchors that were given a box, in P places that are as many as there could be.
+
+    Every (image, anchor) with a score occurs once. The places that are left over have score 0 and count for nothing.
+    """
 
     image: Tensor  # (P,) int64
     anchor: Tensor  # (P,) int64
@@ -72,25 +75,26 @@ def cells_inside(gt_xyxy: Tensor, shapes: Sequence[tuple[int, int]], strides: Se
 
 
 def best_of_each_box(box: Tensor, value: Tensor, boxes: int, topk: int) -> Tensor:
-    """Indices of the `topk` pairs of each box with the highest value; among equals the earlier pair wins.
+    """(P,) bool: whether a pair is among the `topk` of its box with the highest value; of equals the earlier are.
 
-    box (P,) int64 in 0..boxes-1, value (P,). Returns (Q,) int64, grouped by box, falling value within a box.
+    box (P,) int64 in 0..boxes-1, value (P,). A pair whose value is 0 is not.
     """
     order = value.argsort(descending=True, stable=True)
-    order = order[box[order].argsort(stable=True)]
+    order = order[box[order].argsort(stable=True)]  # by box, and falling within a box
     grouped = box[order]
-    per_box = torch.bincount(box, minlength=boxes)
+    per_box = box.new_zeros(boxes).scatter_add_(0, box, torch.ones_like(box))
     start = per_box.cumsum(0) - per_box
     rank = torch.arange(len(order), device=order.device) - start[grouped]
-    return order[rank < topk]
+    best = torch.empty_like(box, dtype=torch.bool)
+    best[order] = rank < topk
+    return best & (value > 0)
 
 
 @torch.no_grad()
 def assign(
     logits: Tensor,
     boxes_xyxy: Tensor,
-    shapes: Sequence[tuple[int, int]],
-    strides: Sequence[int],
+    cells: tuple[Tensor, Tensor],
     gt_xyxy: Tensor,
     gt_classes: Tensor,
     gt_image: Tensor,
@@ -100,8 +104,8 @@ def assign(
 ) -> Assignment:
     """Give anchors to boxes, image by image: the result of an image does not depend on the others in the batch.
 
-    logits (B, C, A) and boxes_xyxy (B, A, 4) in pixels are the network's; gt_xyxy (N, 4) in pixels, gt_classes (N,),
-    gt_image (N,) the ground truth.
+    logits (B, C, A) and boxes_xyxy (B, A, 4) in pixels are the network's; cells are the `cells_inside` of gt_xyxy
+    (N, 4) in pixels, gt_classes (N,), gt_image (N,), the ground truth.
 
     Every box takes its `topk` best aligned anchors of those inside it. An anchor that several boxes took goes to the
     one it overlaps most of all boxes it is inside of, be it one that did not take it (`among_takers`: of those that
@@ -109,47 +113,52 @@ def assign(
 
     Of equals the lower anchor, and the earlier box, comes first. An anchor that is not aligned at all (0) is not taken:
     its target would be 0, and all it could do is to raise a conflict.
+
+    No shape here follows from what the network says: a GPU is never waited for.
     """
     images, anchors, boxes = boxes_xyxy.shape[0], boxes_xyxy.shape[1], len(gt_xyxy)
-    box, anchor = cells_inside(gt_xyxy, shapes, strides)
-    overlap = ciou(gt_xyxy[box], boxes_xyxy[gt_image[box], anchor])
-    box, anchor, overlap = chosen(overlap > 0, box, anchor, overlap)
+    box, anchor = cells
+    if not len(box):
+        return Assignment(box, anchor, box, logits.new_zeros(0))
     image = gt_image[box]
+    overlap = ciou(gt_xyxy[box], boxes_xyxy[image, anchor])
     align = logits[image, gt_classes[box], anchor].sigmoid().pow(ALPHA) * overlap.pow(BETA)
+    align = torch.where(overlap > 0, align, 0)
 
-    taken = best_of_each_box(box, align, boxes, topk)
-    taken = taken[align[taken] > 0]
     place = image * anchors + anchor  # one number per (image, anchor)
-    rivals = torch.zeros_like(box, dtype=torch.bool)
+    given = taken = best_of_each_box(box, align, boxes, topk)
     if not among_takers:
-        rivals = (torch.bincount(place[taken], minlength=images * anchors) > 1)[place]
-    rivals[taken] = True
-    image, anchor, box, place, overlap, align = chosen(rivals, image, anchor, box, place, overlap, align)
-    won = wins(place, overlap, box, images * anchors, boxes)
-    image, anchor, box, overlap, align = chosen(won, image, anchor, box, overlap, align)
+        takers = box.new_zeros(images * anchors).scatter_add_(0, place, taken.long())
+        given = taken | ((takers[place] > 1) & (overlap > 0))
+    given = wins(given, place, overlap, box, images * anchors, boxes)
     if topk2 is not None:
-        kept = best_of_each_box(box, align, boxes, topk2)
-        image, anchor, box, overlap, align = (one[kept] for one in (image, anchor, box, overlap, align))
+        given = best_of_each_box(box, torch.where(given, align, 0), boxes, topk2)
 
     # A box's best aligned anchor is worth its best overlap; the others in proportion.
+    align, best = torch.where(given, align, 0), torch.where(given, overlap, 0)
     top_align = align.new_zeros(boxes).scatter_reduce(0, box, align, "amax")
-    top_overlap = overlap.new_zeros(boxes).scatter_reduce(0, box, overlap, "amax")
+    top_overlap = overlap.new_zeros(boxes).scatter_reduce(0, box, best, "amax")
     score = align * top_overlap[box] / (top_align[box] + EPS)
-    return Assignment(image, anchor, box, score)
+    return compact(given, min(len(box), boxes * topk), image, anchor, box, score)
 
 
-def chosen(where: Tensor, *rows: Tensor) -> list[Tensor]:
-    """The rows of each tensor where a (P,) mask is true, in their order."""
-    index = where.nonzero().squeeze(1)  # found once for all of them
-    return [one[index] for one in rows]
+def wins(rival: Tensor, place: Tensor, overlap: Tensor, box: Tensor, places: int, boxes: int) -> Tensor:
+    """(P,) bool: whether a pair is the one of the rivals at its place with the highest overlap, the first of equals.
 
-
-def wins(place: Tensor, overlap: Tensor, box: Tensor, places: int, boxes: int) -> Tensor:
-    """(P,) bool: whether the box of a pair is the one with the highest overlap at its place, the first of equals.
-
-    place (P,) int64 in 0..places-1, overlap (P,), box (P,) int64 in 0..boxes-1.
+    rival (P,) bool, place (P,) int64 in 0..places-1, overlap (P,), box (P,) int64 in 0..boxes-1.
     """
+    overlap = torch.where(rival, overlap, -1.0)
     best = overlap.new_full((places,), -1.0).scatter_reduce(0, place, overlap, "amax")
-    claim = torch.where(overlap == best[place], box, boxes)
+    claim = torch.where(rival & (overlap == best[place]), box, boxes)
     first = torch.full((places,), boxes, dtype=torch.int64, device=box.device).scatter_reduce(0, place, claim, "amin")
-    return first[place] == box
+    return rival & (first[place] == box)
+
+
+def compact(given: Tensor, size: int, image: Tensor, anchor: Tensor, box: Tensor, score: Tensor) -> Assignment:
+    """The pairs that are given, in their order, in `size` places, of which they need no more; all tensors are (P,)."""
+    number = given.cumsum(0)
+    index = torch.zeros(size + 1, dtype=torch.int64, device=given.device)
+    pairs = torch.arange(len(given), device=given.device)
+    index = index.scatter_(0, torch.where(given, number - 1, size), pairs)[:size]  # the last place takes the others
+    filled = torch.arange(size, device=given.device) < number[-1]
+    return Assignment(image[index], anchor[index], box[index], torch.where(filled, score[index], 0))

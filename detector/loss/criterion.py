@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from detector.boxes import anchor_points, ltrb_to_xyxy, xyxy_to_ltrb
-from detector.loss.assign import assign
+from detector.loss.assign import assign, cells_inside
 from detector.loss.terms import box_sum, class_sum, dfl_sum, l1_sum, ltrb_of
 
 
@@ -54,6 +54,10 @@ class Targets(Protocol):
     classes: Tensor  # (N,) int64
     image_index: Tensor  # (N,) int64
 
+    @property
+    def host_boxes_xyxy(self) -> Tensor:
+        """`boxes_xyxy` in the host's memory, where shapes that follow from them are known without waiting."""
+
 
 class BranchLoss(NamedTuple):
     """The loss of one branch of a network over one micro-batch: sums, not yet divided by anything."""
@@ -84,12 +88,20 @@ class DetectionLoss:
     def __call__(self, predictions: RawOutput, targets: Targets) -> tuple[BranchLoss, ...]:
         """One BranchLoss per branch of the network, in the order of the network's `branches()`."""
         with torch.autocast(predictions.logits.device.type, enabled=False):
-            branches = [self.branch(predictions, targets, ONE_TO_MANY)]
+            cells = self.cells(predictions, targets)
+            branches = [self.branch(predictions, targets, cells, ONE_TO_MANY)]
             if predictions.one2one is not None:
-                branches.append(self.branch(predictions.one2one, targets, ONE_TO_ONE))
+                branches.append(self.branch(predictions.one2one, targets, cells, ONE_TO_ONE))
         return tuple(branches)
 
-    def branch(self, predictions: RawOutput, targets: Targets, rule: Rule) -> BranchLoss:
+    def cells(self, predictions: RawOutput, targets: Targets) -> tuple[Tensor, Tensor]:
+        """`cells_inside` the boxes, found on the host and sent to where the predictions are."""
+        logits = predictions.logits
+        boxes_xyxy = targets.host_boxes_xyxy.to(at_least_fp32(logits[:0]).dtype)
+        box, anchor = cells_inside(boxes_xyxy, predictions.shapes, self.strides)
+        return sent(box, logits.device), sent(anchor, logits.device)
+
+    def branch(self, predictions: RawOutput, targets: Targets, cells: tuple[Tensor, Tensor], rule: Rule) -> BranchLoss:
         """Where a decoded box is not finite, neither is the weight: no anchor would be given to a box for it."""
         logits, boxes = at_least_fp32(predictions.logits), at_least_fp32(predictions.boxes)
         points, strides = anchor_points(predictions.shapes, self.strides, logits.device, logits.dtype)
@@ -98,10 +110,10 @@ class DetectionLoss:
             decoded_xyxy = ltrb_to_xyxy(ltrb_of(raw), points) * strides[:, None]
         gt_xyxy = targets.boxes_xyxy.to(logits.dtype)
         truth = gt_xyxy, targets.classes, targets.image_index
-        given = assign(logits, decoded_xyxy, predictions.shapes, self.strides, *truth, *rule)
+        given = assign(logits, decoded_xyxy, cells, *truth, *rule)
 
-        goal = torch.zeros_like(logits)
-        goal[given.image, targets.classes[given.box], given.anchor] = given.score
+        goal, place = torch.zeros_like(logits), (given.image, targets.classes[given.box], given.anchor)
+        goal.index_put_(place, given.score, accumulate=True)  # left-over places add 0
         picked = raw[given.image, given.anchor]  # (P, 4, R)
         at, stride = points[given.anchor], strides[given.anchor, None]
         target_xyxy = gt_xyxy[given.box] / stride  # grid units
@@ -114,10 +126,15 @@ class DetectionLoss:
             sums["dfl"] = dfl_sum(picked, target_ltrb, given.score)
         else:
             height, width = (side * self.strides[0] for side in predictions.shapes[0])  # of the network input
-            unit = stride / logits.new_tensor((width, height, width, height))
+            unit = stride / torch.stack([logits.new_full((), side) for side in (width, height, width, height)])
             sums["l1"] = l1_sum(ltrb, target_ltrb, unit, given.score)
         weight = torch.where(decoded_xyxy.isfinite().all(), given.score.sum(), torch.nan)
         return BranchLoss(torch.stack([sums[name] for name in self.terms]), weight)
+
+
+def sent(x: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on the device, without waiting for it."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 
 def at_least_fp32(x: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ Accumulate 1, one GPU, many GPUs, CPU, fp16, bf16 and fp32 run through the same 
 detected, or that it is a detector: see `StepRules`.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -95,17 +96,22 @@ def train_window(
             losses = (terms * factors[:, None]).sum(dim=0) / images[0].clamp(min=1)
             state.scaler.unscale_(state.optimizer)
             norm = finish_gradient(state, factors, rules.clip_norm)
-            if applied := bool(torch.isfinite(norm) & (images[0, 0] > 0)):
+            counted, weight, size, *told = on_host(images[0, 0], weights.sum(), norm, *losses)
+            if applied := math.isfinite(size) and counted > 0:
                 undo.remember_weights()
                 state.scaler.step(state.optimizer)
                 state.ema.update(state.network)
             else:
                 undo.statistics.back()
             state.scaler.update()
-    counted, weight = int(images[0]), float(weights.sum())
     if counted:  # else every image is damaged: no step was tried
         state.count(applied, weight)
-    return StepReport(tuple(losses.tolist()), weight, float(norm), applied, counted)
+    return StepReport(tuple(told), weight, size, applied, int(counted))
+
+
+def on_host(*numbers: Tensor) -> list[float]:
+    """Numbers of the device: the one time in a window that it is waited for, so that the host runs ahead of it."""
+    return torch.stack([number.to(numbers[0].dtype) for number in numbers]).tolist()
 
 
 def add_up(
@@ -135,7 +141,7 @@ def add_up(
                 share = rules.weighting.before(branch.weight, images, state.loss_scale)
                 terms = gained(branch.terms, gain)
                 loss = loss + terms.sum() * share
-                counted = branch.weight.new_tensor(float(images))
+                counted = branch.weight.new_full((), images)
                 rows.append(torch.cat((counted[None], branch.weight[None], terms.detach() * share)))
             state.scaler.scale(loss).backward()
         sums = torch.stack(rows)
