@@ -2,7 +2,8 @@
 
 import argparse
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from detector.classes import differing
 from detector.config import words
 from detector.config.settings import ValSettings, load_settings
 from detector.data.choosing import ITEM, class_numbers, of_classes
-from detector.data.dataset import ValidationSet, damage
+from detector.data.dataset import ValidationSet, WholeImages, damage
 from detector.data.description import load_description
 from detector.data.index import Index
 from detector.data.loader import validation_batches, worker_count
@@ -27,6 +28,7 @@ from detector.inference.infer import Limits, Runtime
 from detector.inference.load import load, of_checkpoint
 from detector.inference.runtimes.engines import is_export
 from detector.inference.runtimes.exported import ExportedRuntime
+from detector.inference.sliced import Slicing
 from detector.model.selection import Detections
 from detector.precision import choose_precision
 from detector.reporting.progress import reading_bar
@@ -60,17 +62,37 @@ def run(options: argparse.Namespace) -> int:
         print(f"warning: {settings.split}: {warning}")
     images = images_of(settings, index, [one for one in (subject, other) if one is not None])
 
-    evaluation = measured(settings, subject, images, judged)
-    for i in evaluation.missing:
-        print(f"warning: {settings.split}: {damage(index, i)}; nothing is found in it")
-    shown = f"{data}, {settings.split}: {len(index)} images at {images.imgsz}"
-    print(f"{subject.path} on {shown}, {subject.where}")
-    print(format_class_table(evaluation, subject.detector.names))
-    if other is not None:
-        print("\n".join(side_by_side((subject, evaluation), (other, measured(settings, other, images, judged)))))
-    if settings.plots or settings.save_json:
-        write(settings, evaluation, images, subject.detector.names)
+    with results_folder(settings) as folder:
+        evaluation = measured(settings, subject, images, judged)
+        for i in evaluation.missing:
+            print(f"warning: {settings.split}: {damage(index, i)}; nothing is found in it")
+        tiles = "" if settings.tile is None else f", in tiles of {settings.tile}"
+        shown = f"{data}, {settings.split}: {len(index)} images at {images.imgsz}{tiles}"
+        print(f"{subject.path} on {shown}, {subject.where}")
+        print(format_class_table(evaluation, subject.detector.names))
+        if other is not None:
+            print("\n".join(side_by_side((subject, evaluation), (other, measured(settings, other, images, judged)))))
+        if folder is not None:
+            write(settings, evaluation, images, subject.detector.names, folder)
     return 0
+
+
+@contextmanager
+def results_folder(settings: ValSettings) -> Iterator[Path | None]:
+    """A new folder for what is asked for, if anything is: made before hours of measuring, to fail before them.
+
+    One that nothing was written into, because the measuring failed or was stopped, goes again.
+    """
+    if not (settings.plots or settings.save_json):
+        yield None
+        return
+    folder = create_folder(settings.project, settings.name, "val", settings.exist_ok)
+    try:
+        yield folder
+    except BaseException:
+        with suppress(OSError):  # it holds something
+            folder.rmdir()
+        raise
 
 
 def opened(settings: ValSettings, path: Path, nms: bool | str | None = None) -> Subject:
@@ -125,8 +147,8 @@ def indexed(settings: ValSettings, subject: Subject) -> tuple[Index, Collection[
 
 
 def images_of(settings: ValSettings, index: Index, subjects: Sequence[Subject]) -> ValidationSet:
-    """The images as all subjects take them."""
-    images = ValidationSet(
+    """The images as all subjects take them; whole ones where they are looked at in tiles."""
+    images = (ValidationSet if settings.tile is None else WholeImages)(
         index,
         settings.imgsz or subjects[0].detector.imgsz,
         max(one.runtime.stride for one in subjects),
@@ -143,15 +165,18 @@ def images_of(settings: ValSettings, index: Index, subjects: Sequence[Subject]) 
 def measured(
     settings: ValSettings, subject: Subject, images: ValidationSet, judged: Collection[int] | None
 ) -> Evaluation:
+    slicing, at_once = None, settings.batch
+    if settings.tile is not None:
+        slicing = Slicing(settings.tile, settings.overlap, images.imgsz, settings.batch, images.rect)
+        at_once = 1  # large ones, and `batch` is of tiles
     return evaluate_runtime(
         subject.runtime,
-        validation_batches(
-            images, settings.batch, worker_count(settings.workers), start=settings.multiprocessing_start
-        ),
+        validation_batches(images, at_once, worker_count(settings.workers), start=settings.multiprocessing_start),
         ground_truth_of(images.index),
         subject.detector.names,
         Limits(settings.conf, settings.iou, settings.max_det),
         judged=judged,
+        slicing=slicing,
     )
 
 
@@ -170,9 +195,10 @@ def side_by_side(first: tuple[Subject, Evaluation], second: tuple[Subject, Evalu
     return lines
 
 
-def write(settings: ValSettings, evaluation: Evaluation, images: ValidationSet, names: Sequence[str]) -> None:
-    """Put what is asked for into a new folder: detections.json and pictures."""
-    folder = create_folder(settings.project, settings.name, "val", settings.exist_ok)
+def write(
+    settings: ValSettings, evaluation: Evaluation, images: ValidationSet, names: Sequence[str], folder: Path
+) -> None:
+    """Put what is asked for into a folder: detections.json and pictures."""
     with writing(folder):
         if settings.save_json:
             rows = coco_results(evaluation.detections, images.index)

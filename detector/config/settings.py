@@ -112,6 +112,19 @@ class UseKeys(DetectorKeys, FolderKeys):
         Words(),
         Field(description="what an export gives that another tool made, where its shape does not tell"),
     ] = None
+    tile: Annotated[
+        Whole | None,
+        Field(ge=32, description="look at large images in squares of so many pixels; left out: as a whole"),
+    ] = None
+    overlap: Annotated[float, Field(ge=0, le=0.9, description="part of its side that tiles share")] = 0.2
+
+    @model_validator(mode="after")
+    def tiled(self) -> "UseKeys":
+        if self.tile is None and "overlap" in self.model_fields_set:
+            raise ValueError(
+                f"overlap={self.overlap:g}: is shared by tiles, of which there are none; say tile=640, too"
+            )
+        return self
 
 
 class ValSettings(ClassKeys, UseKeys):
@@ -137,6 +150,15 @@ class ValSettings(ClassKeys, UseKeys):
     save_json: Annotated[bool, Field(description="write detections.json, as COCO's tools read it")] = False
     against: Annotated[FilePath | None, Field(description="a checkpoint or export to measure beside this one")] = None
 
+    @model_validator(mode="after")
+    def letterboxed(self) -> "ValSettings":
+        if self.tile is not None and self.letterbox == "public":
+            raise ValueError(
+                "letterbox=public: is how the public trainer puts whole images into the network's input, and "
+                f"tile={self.tile} looks at parts of them; keep one"
+            )
+        return self
+
 
 class PredictSettings(NamesKey, UseKeys):
     """Settings of `detector predict`."""
@@ -152,11 +174,6 @@ class PredictSettings(NamesKey, UseKeys):
     vid_stride: Annotated[AtLeastOne, Field(description="of a video or stream every so-manieth frame")] = 1
     start: Annotated[NotNegative, Field(description="second of a video to begin at")] = 0.0
     stop: Annotated[Positive | None, Field(description="second of a video or stream to end at")] = None
-    tile: Annotated[
-        Whole | None,
-        Field(ge=32, description="look at large images in squares of so many pixels; left out: as a whole"),
-    ] = None
-    overlap: Annotated[float, Field(ge=0, le=0.9, description="part of its side that tiles share")] = 0.2
     track: Annotated[
         Literal["bytetrack"] | None,
         Words(

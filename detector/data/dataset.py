@@ -30,7 +30,7 @@ from detector.data.user_transforms import UserTransforms
 from detector.errors import DataError
 from detector.rng import Purpose, generator
 
-__all__ = ["Letterbox", "TrainingSet", "ValidationSet"]
+__all__ = ["Letterbox", "TrainingSet", "ValidationSet", "WholeImages"]
 
 LATELY = 1024  # images whose resized boxes are at hand
 
@@ -225,18 +225,37 @@ class ValidationSet:
 
     def __getitem__(self, i: int) -> tuple[np.ndarray, Letterbox, int] | None:
         """(H, W, 3) uint8 RGB, how it was put in, and i."""
-        try:
-            image = self.index.image(i)
-        except DamagedImageError:
-            if self.bad_images == "error":
-                raise
+        image = self._image(i)
+        if image is None:
             return None
         if self._public is not None:
             return *public_letterbox(image, self.imgsz, self.shape(i)), i
         return *letterbox(image, self.imgsz, self.stride, self.rect), i
+
+    def _image(self, i: int) -> np.ndarray | None:
+        """Image i, or None of one that is damaged and may be."""
+        try:
+            return self.index.image(i)
+        except DamagedImageError:
+            if self.bad_images == "error":
+                raise
+            return None
 
     def shape(self, i: int) -> tuple[int, int]:
         """(height, width) of image i once letterboxed, without decoding it."""
         if self._public is not None:
             return tuple(self._public[i].tolist())
         return letterbox_geometry(*self.index.size(i), self.imgsz, self.stride, self.rect)[0]
+
+
+class WholeImages(ValidationSet):
+    """The same images as they are, in their own pixels: who looks at them in tiles letterboxes each tile."""
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, Letterbox, int] | None:
+        """(H, W, C) uint8, the mapping that changes nothing, and i."""
+        image = self._image(i)
+        return None if image is None else (image, Letterbox(*image.shape[:2], 1.0, 1.0, 0, 0), i)
+
+    def shape(self, i: int) -> tuple[int, int]:
+        """(height, width) of image i."""
+        return self.index.size(i)

@@ -17,6 +17,7 @@ from detector.evaluation import coco
 from detector.evaluation.coco import CocoMetrics, GroundTruth, build_ground_truth
 from detector.evaluation.curves import ConfusionMatrix, Curves, compute_confusion, compute_curves
 from detector.inference.infer import JUDGED, Limits, Runtime, find_objects, within_memory
+from detector.inference.sliced import Slicing, find_in_tiles
 from detector.model.selection import Detections
 
 if TYPE_CHECKING:
@@ -75,15 +76,17 @@ def evaluate_runtime(
     *,
     on_batch: Callable[[int], None] | None = None,
     judged: Collection[int] | None = None,
+    slicing: Slicing | None = None,
 ) -> Evaluation:
     """The evaluation of a network, or of an export of one, on a whole data set. `judged`: see `judge_found`.
 
     `batches` yields uint8 images (B, H, W, 3), their letterboxes and their indices in the set, each image once, damaged
-    ones never, in any order. `on_batch` is told the number of images of each finished batch.
+    ones never, in any order. `on_batch` is told the number of images of each finished batch. With `slicing` the images
+    are whole ones in their own pixels, which are looked at in tiles.
     """
     seconds = dict.fromkeys(("load", "detect"), 0.0)
     found: dict[int, Detections] = {}
-    for index, detections in detect(runtime, batches, limits, on_batch=on_batch, seconds=seconds):
+    for index, detections in detect(runtime, batches, limits, on_batch=on_batch, seconds=seconds, slicing=slicing):
         found[index] = detections
     evaluation = judge_found(ground_truth, found, names, judged)
     return replace(evaluation, seconds=seconds | evaluation.seconds)
@@ -114,10 +117,11 @@ def detect(
     *,
     on_batch: Callable[[int], None] | None = None,
     seconds: dict[str, float] | None = None,
+    slicing: Slicing | None = None,
 ) -> Iterator[tuple[int, Detections]]:
     """Yields (index in the set, detections in pixels of the original image, on the CPU) of each image of `batches`.
 
-    Time spent is added to `seconds` (load, detect).
+    Time spent is added to `seconds` (load, detect). `batches` and `slicing` are those of `evaluate_runtime`.
     """
     seconds = {} if seconds is None else seconds
     source, most = iter(batches), None
@@ -127,15 +131,32 @@ def detect(
         if batch is None:
             return
         images, letterboxes, indices = batch
-
-        def work(part: slice, images: Tensor = images, letterboxes: list[Letterbox] = letterboxes) -> list[Detections]:
-            return find_objects(runtime, images[part], letterboxes[part], limits)
-
         with _timed(seconds, "detect"):
-            found, most = within_memory(work, len(indices), most)
+            if slicing is None:
+                found, most = _found(runtime, images, letterboxes, limits, most)
+            else:
+                found, most = _found_in_tiles(runtime, images, slicing, limits, most)
         yield from zip(indices, found, strict=True)
         if on_batch is not None:
             on_batch(len(indices))
+
+
+def _found(
+    runtime: Runtime, images: Tensor, letterboxes: list[Letterbox], limits: Limits, most: int | None
+) -> tuple[list[Detections], int | None]:
+    return within_memory(
+        lambda part: find_objects(runtime, images[part], letterboxes[part], limits), len(letterboxes), most
+    )
+
+
+def _found_in_tiles(
+    runtime: Runtime, images: Tensor, slicing: Slicing, limits: Limits, most: int | None
+) -> tuple[list[Detections], int | None]:
+    found = []
+    for image in images.numpy():
+        one, most = find_in_tiles(runtime, image, slicing, limits, most)
+        found.append(one)
+    return found, most
 
 
 def judge(ground_truth: GroundTruth, detections: list[Detections], names: Sequence[str]) -> Evaluation:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -19,8 +18,8 @@ from detector.errors import ConfigError, DataError
 from detector.inference.ahead import read_ahead
 from detector.inference.infer import Limits, NetworkRuntime, Runtime, find_objects, within_memory
 from detector.inference.results import Result
+from detector.inference.sliced import Slicing, find_in_tiles
 from detector.inference.sources import Frame, Reading, Source, find_sources, read_sources
-from detector.inference.tiles import cut_by, merged, taken_of_whole, tiles_of
 from detector.inference.tracking import LOW, Tracking, check_tracker, tracked
 from detector.model.network import Network
 from detector.model.selection import Detections
@@ -114,7 +113,8 @@ class Detector:
         if tile is None:
             results = self._results(frames, imgsz or self.imgsz, limits, batch)
         else:
-            results = self._results_of_tiles(frames, imgsz or self.imgsz, limits, batch, tile, overlap)
+            slicing = Slicing(int(tile), overlap, imgsz or self.imgsz, batch)
+            results = self._results_of_tiles(frames, slicing, limits)
         return results if track is None else tracked(results, conf)
 
     def _results(self, frames: Iterator[Frame], imgsz: int, limits: Limits, batch: int) -> Iterator[Result]:
@@ -127,30 +127,11 @@ class Detector:
             while results:
                 yield results.pop(0)
 
-    def _results_of_tiles(
-        self, frames: Iterator[Frame], imgsz: int, limits: Limits, batch: int, side: int, overlap: float
-    ) -> Iterator[Result]:
+    def _results_of_tiles(self, frames: Iterator[Frame], slicing: Slicing, limits: Limits) -> Iterator[Result]:
         most = None
         for frame in _ahead(frames, 2):
-            height, width = frame.image.shape[:2]
-            tiles = tiles_of(height, width, side, overlap)
-            parts = (frame._replace(image=frame.image[top:bottom, left:right]) for left, top, right, bottom in tiles)
-            groups = _batches((self._prepare(part, imgsz) for part in parts), batch)
-            boxes, scores, classes, cut = [], [], [], []
-            places = iter(tiles)
-            for group in groups:
-                found, most = self._find(group, limits, most)
-                for tile, one in zip(islice(places, len(group)), found, strict=True):
-                    moved = one.boxes_xyxy.numpy() + np.array((tile.left, tile.top) * 2, np.float32)
-                    whole = len(tiles) > 1 and tile is tiles[-1]
-                    counts = taken_of_whole(moved, side, overlap) if whole else np.ones(len(moved), dtype=bool)
-                    boxes.append(moved[counts])
-                    scores.append(one.scores.numpy()[counts])
-                    classes.append(one.classes.numpy()[counts])
-                    cut.append(cut_by(moved, tile, height, width)[counts])
-            together = [np.concatenate(parts) for parts in (boxes, scores, classes, cut)]
-            kept = merged(*together, limits.iou, limits.max_det)
-            yield self._result(frame, *(torch.from_numpy(one[kept]) for one in together[:3]))
+            found, most = find_in_tiles(self.runtime, frame.image, slicing, limits, most)
+            yield self._result(frame, *found)
 
     def _prepare(self, frame: Frame, imgsz: int) -> _Prepared:
         from detector.data.image import letterbox
