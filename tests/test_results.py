@@ -336,6 +336,30 @@ def test_a_bar_is_drawn_on_a_terminal_alone():
     assert not any(thread.name.startswith("tqdm") for thread in threading.enumerate())
 
 
+def test_each_video_has_a_bar_of_its_own_and_images_are_counted_among_all_sources():
+    class Terminal(Written):
+        def isatty(self):
+            return True
+
+    bar = Terminal()
+    videos = [Origin(f"{name}.mp4", "video", Path(f"{name}.mp4"), 30, count) for name, count in (("a", 3), ("b", 5))]
+    pages = Origin("c.tif", "pages", Path("c.tif"))
+    with Looking(5, Written(), bar) as looking:
+        looking.tell(found())
+        for origin in videos:
+            for i in range(origin.count):
+                looking.tell(found(origin=origin, frame=i))
+        for i in range(9):
+            looking.tell(found(origin=pages, frame=i))
+        looking.tell(found("z.png"))
+        looking._bar.refresh()
+    shown = [re.findall(r"(\d+)/(\d+) (\w+)", text) for text in bar]
+    assert {total for match in shown for _, total, kind in match if kind == "frames"} == {"3", "5"}
+    assert {total for match in shown for _, total, kind in match if kind == "images"} == {"5"}
+    assert [match for match in shown if match][-1] == [("5", "5", "images")]
+    assert looking.images == 1 + 8 + 9 + 1
+
+
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
@@ -393,6 +417,22 @@ def test_the_command_refuses_with_what_to_do(tmp_path, weights, monkeypatch, cap
     monkeypatch.setattr(sys, "platform", "linux")
     assert run(weights, tmp_path, f"project={tmp_path}", *words) == 2
     assert told in capsys.readouterr().err
+
+
+def test_numbered_images_become_one_video(tmp_path, weights, capsys):
+    av = pytest.importorskip("av")
+    (tmp_path / "in").mkdir()
+    for number in (1, 2, 5):
+        Image.fromarray(picture(number)).save(tmp_path / "in" / f"img_{number:04d}.png")
+    place = [f"project={tmp_path}", "device=cpu", "conf=0", "max_det=1", "save_txt=true"]
+    assert run(weights, tmp_path / "in" / "img_%04d.png", *place) == 0
+    assert "3 objects in 3 frames" in capsys.readouterr().out
+    files = sorted(str(file.relative_to(tmp_path / "predict")) for file in (tmp_path / "predict").rglob("*.*"))
+    assert files == ["img.mp4", *(f"labels/img_00000{number}.txt" for number in (1, 2, 5))]
+    with av.open(str(tmp_path / "predict" / "img.mp4")) as container:
+        assert [frame.time for frame in container.decode(video=0)] == pytest.approx([0, 0.04, 0.16], abs=0.001)
+    assert run(weights, tmp_path / "in" / "im_%04d.png", *place) == 2
+    assert "no image of such a name" in capsys.readouterr().err
 
 
 def test_a_single_source_that_cannot_be_read_is_the_error(tmp_path, weights, capsys):

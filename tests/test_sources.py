@@ -1,6 +1,7 @@
 """Whatever a user points at becomes the images that it shows, in order, or an error that says what to do."""
 
 import io
+import re
 import threading
 import time
 import weakref
@@ -19,7 +20,7 @@ from detector.inference.detector import check_reading
 from detector.inference.sources import Reading, find_sources, read_sources
 from detector.inference.sources.find import Camera, Stream
 from detector.inference.sources.live import ATTEMPTS, WAITS, DroppedError, EndedError, camera_images, reconnecting
-from detector.inference.sources.video import is_video
+from detector.inference.sources.video import BEGINNING, is_video
 
 av = pytest.importorskip("av")
 
@@ -106,6 +107,91 @@ def test_addresses_cameras_and_what_is_refused(tmp_path, monkeypatch):
             list(find_sources(address))
     (tmp_path / "0").write_bytes(save(tmp_path / "x.png").read_bytes())
     assert list(find_sources("0")) == [Path("0")]  # a file of that name is meant
+
+
+def test_a_pattern_is_one_video_of_numbered_images(tmp_path):
+    for number in (2, 10, 3, 1, 100):
+        save(tmp_path / f"img_{number:02d}.png", picture(number % 20))
+    for name in (
+        "img_7.png",
+        "img_007.png",
+        "img_04.jpg",
+        "img_xx.png",
+        "aimg_05.png",
+    ):  # as printf writes none of them
+        save(tmp_path / name)
+    found = frames(str(tmp_path / "img_%02d.png"))
+    assert [frame.index for frame in found] == [1, 2, 3, 10, 100]
+    assert numbers(found) == [1, 2, 3, 10, 0]
+    assert [frame.time for frame in found] == pytest.approx([0, 1 / 25, 2 / 25, 9 / 25, 99 / 25])
+    assert {(frame.origin.kind, frame.origin.count, frame.origin.title) for frame in found} == {("video", 5, "img")}
+    assert len({id(frame.origin) for frame in found}) == 1
+    assert [frame.index for frame in frames(str(tmp_path / "img_%d.png"))] == [7, 10, 100]
+    assert [frame.index for frame in frames(str(tmp_path / "img_%02d.png"), vid_stride=2)] == [1, 3, 100]
+    assert [frame.index for frame in frames(str(tmp_path / "img_%02d.png"), start=0.05, stop=3)] == [3, 10]
+    (tmp_path / "all.txt").write_text("img_%03d.png\n")
+    assert [frame.index for frame in frames(str(tmp_path / "all.txt"))] == [7, 100]
+
+
+def test_opencv_takes_the_frames_of_a_pattern_in_the_same_order(tmp_path):
+    for number in range(12):
+        save(tmp_path / f"{number}.png", picture(number))
+    pattern = str(tmp_path / "%d.png")
+    capture = cv2.VideoCapture(pattern, cv2.CAP_IMAGES)
+    theirs = [image[:, :, ::-1] for done, image in iter(capture.read, (False, None)) if done]
+    assert [frame.origin.title for frame in frames(pattern)] == [tmp_path.name] * 12
+    assert np.array_equal(theirs, images(pattern))
+
+
+@pytest.mark.filterwarnings("ignore:b01.png")
+def test_a_pattern_that_names_nothing_says_why_and_a_file_of_that_name_is_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "f0001.png")
+    (tmp_path / "b01.png").write_bytes(b"")
+    for name, told in (
+        ("a%04d.png", "a%04d.png: no image of such a name, nor a file; %04d stands for the number of an image"),
+        ("f%d.png", "f0001.png is there, which %d writes f1.png"),
+        ("f%d_%d.png", "has 2 places for a number"),
+        ("none/f%d.png", "its folder cannot be read"),
+        ("b%02d.png", "none of its 1 images can be read"),
+        ("a%20dog.png", "no image there; name an image"),
+    ):
+        with pytest.raises(DataError, match=re.escape(told)):
+            frames(name)
+    with pytest.raises(DataError, match="no image from second 5 on"):
+        frames("f%04d.png", start=5)
+    with pytest.raises(DataError, match="an image is not fetched from the network"):
+        frames("https://here.org/f%04d.png")
+    save(tmp_path / "b02.png", picture(5))
+    with pytest.warns(UserWarning, match="b01.png"):
+        assert numbers(frames("b%02d.png")) == [5]
+    save(tmp_path / "f%d.png", picture(3))
+    assert numbers(frames("f%d.png")) == [3]
+
+
+def test_naming_images_opens_none_and_reading_opens_each_once(tmp_path, monkeypatch):
+    for number in range(20):
+        save(tmp_path / f"{number:02d}.png")
+    opened = []
+    monkeypatch.setattr("io.open", Counted(opened, io.open))
+    monkeypatch.setattr("builtins.open", Counted(opened, open))
+    for source in (tmp_path, str(tmp_path / "*.png"), str(tmp_path / "%02d.png")):
+        items = list(find_sources(source))
+        assert opened == []
+        assert len(list(read_sources(items, Reading()))) == 20
+        assert sorted(opened) == sorted(str(path) for path in tmp_path.iterdir())
+        opened.clear()
+
+
+class Counted:
+    """A function that opens files, and says which."""
+
+    def __init__(self, opened, function):
+        self._opened, self._function = opened, function
+
+    def __call__(self, file, *more, **words):
+        self._opened.append(str(file))
+        return self._function(file, *more, **words)
 
 
 # --- what is in memory -----------------------------------------------------------------------------------------------
@@ -308,9 +394,8 @@ def test_a_video_is_known_by_its_content(tmp_path):
     (tmp_path / "b.mp4").write_bytes(save(tmp_path / "b.png").read_bytes())
     avi = write_video(tmp_path / "c.avi", [picture()], "mjpeg")
     (tmp_path / "noending").write_bytes(avi.read_bytes())
-    assert is_video(tmp_path / "a.jpg")
-    assert is_video(tmp_path / "noending")
-    assert not is_video(tmp_path / "b.mp4")
+    for name, expected in (("a.jpg", True), ("noending", True), ("b.mp4", False)):
+        assert is_video(tmp_path / name, (tmp_path / name).read_bytes()[:BEGINNING]) == expected
     assert numbers(frames([tmp_path / "a.jpg", tmp_path / "b.mp4", tmp_path / "noending"])) == [0, 0, 0]
 
 

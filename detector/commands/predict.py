@@ -4,7 +4,6 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 
 from detector.config import words
 from detector.config.settings import PredictSettings, load_settings
@@ -18,7 +17,6 @@ from detector.inference.results import Result
 from detector.inference.sources import find_sources
 from detector.inference.sources.find import Item
 from detector.inference.sources.live import DroppedError
-from detector.inference.sources.video import is_video
 from detector.inference.tracking import check_tracker
 from detector.reporting.looking import Looking
 from detector.reporting.result_files import ResultFiles, Wanted
@@ -77,8 +75,7 @@ def look(
 
     Stopped in the middle, by Ctrl-C or an error, it leaves what was found until then written.
     """
-    still = all(isinstance(item, Path) and not is_video(item) for item in items)
-    with Looking(len(items) if still else None) as looking, Behind(files.keep, BEHIND) as behind:
+    with Looking(len(items)) as looking, Behind(files.keep, BEHIND) as behind:
 
         def left_out(error: DataError) -> None:
             if isinstance(error, DroppedError):

@@ -18,7 +18,8 @@ EVERY = 10.0  # seconds between lines about a video
 class Looking:
     """Lines on `out`, and a bar with the speed on `stream` where that is a terminal; a context manager.
 
-    total: how many sources there are, where all are images. Without it, and of a single video, the video says it.
+    total: how many sources there are. Images among them, which may be of several pages, are counted by it; each video
+    has a bar of its own, for as long as the file says that it is.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Looking:
         self.out = sys.stdout if out is None else out
         self.stream = sys.stderr if stream is None else stream
         self.images = self.objects = 0
+        self._sources = 0  # that were begun
         self._total, self._now = total, now
         self._bar: Bar | None = None
         self._origin: Origin | None = None
@@ -42,17 +44,19 @@ class Looking:
 
     def __exit__(self, *_: object) -> None:
         self._end_video()
-        if self._bar is not None:
-            self._bar.close()
+        self._end_bar()
 
     def tell(self, result: Result) -> None:
         """A result is there."""
-        if result.origin is not self._origin:
+        new = result.origin is not self._origin
+        if new:
             self._end_video()
-            self._origin = result.origin
+            if result.origin.moves:  # which has a bar of its own
+                self._end_bar()
+            self._origin, self._sources = result.origin, self._sources + 1
             self._began = self._told = self._now()
             self._frames = self._objects = 0
-        self._show_bar(result.origin)
+        self._show_bar(result.origin, new)
         self.images, self.objects = self.images + 1, self.objects + len(result)
         self._frames, self._objects = self._frames + 1, self._objects + len(result)
         if not result.origin.moves:
@@ -74,12 +78,13 @@ class Looking:
             say(text, stream)
             self._bar.refresh()
 
-    def _show_bar(self, origin: Origin) -> None:
+    def _show_bar(self, origin: Origin, new: bool) -> None:
         if self._bar is None and is_terminal(self.stream):
-            total = origin.count if self._total is None else self._total
+            total = origin.count if origin.moves else self._total
             known = "{percentage:3.0f}% {bar:16} {n_fmt}/{total_fmt}" if total else "{n_fmt}"
             self._bar = Bar(
                 total=total,
+                initial=0 if origin.moves else self._sources - 1,
                 file=self.stream,
                 dynamic_ncols=True,
                 mininterval=0.2,
@@ -87,12 +92,18 @@ class Looking:
                 unit=" frames" if origin.moves else " images",
                 bar_format=known + "{unit}  {rate_noinv_fmt}  {elapsed}",
             )
-        if self._bar is not None:
+        if self._bar is not None and (new or origin.moves):
             self._bar.update(1)
+
+    def _end_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
 
     def _end_video(self) -> None:
         """What was seen of a video that is over."""
         if self._origin is not None and self._origin.moves:
+            self._end_bar()
             self.line(f"{self._origin.name}: {self._objects:,} objects in {self._frames:,} frames, {self._rate()}")
         self._origin = None
 

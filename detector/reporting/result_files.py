@@ -39,7 +39,8 @@ class Names:
 
     def of(self, origin: Origin) -> str:
         """The name of a file without its ending, or what it comes from; with _2, _3, ... where it is taken."""
-        stem = origin.path.stem if origin.path else re.sub(r"\W+", "_", origin.name).strip("_") or "image"
+        stem = origin.title or (origin.path.stem if origin.path else "")
+        stem = stem or re.sub(r"\W+", "_", origin.name).strip("_") or "image"
         name = next(one for one in chain([stem], (f"{stem}_{number}" for number in count(2))) if self._is_free(one))
         self._taken.add(name.casefold())
         if origin.kind != "image":

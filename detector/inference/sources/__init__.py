@@ -14,7 +14,8 @@ from detector.inference.sources.arrays import image_of_array, image_of_pillow, i
 from detector.inference.sources.find import Camera, Encoded, Item, Source, Stream, find_sources, is_pillow
 from detector.inference.sources.frame import Frame, Origin, Reading
 from detector.inference.sources.live import read_live
-from detector.inference.sources.video import is_video, read_video
+from detector.inference.sources.sequence import ImageSequence, read_sequence
+from detector.inference.sources.video import BEGINNING, is_video, read_video
 
 __all__ = ["Frame", "Origin", "Reading", "Source", "find_sources", "read_sources"]
 
@@ -35,7 +36,9 @@ def read_sources(items: Iterable[Item], reading: Reading) -> Iterator[Frame]:
 
 def _read(item: Item, reading: Reading) -> Iterator[Frame]:
     if isinstance(item, Path):
-        return read_video(item, reading) if is_video(item) else _of_file(item, reading)
+        return _of_file(item, reading)
+    if isinstance(item, ImageSequence):
+        return read_sequence(item, reading)
     if isinstance(item, Encoded):
         return _of_content(item.content, Origin(item.name, "image"), reading)
     if isinstance(item, Camera | Stream):
@@ -51,9 +54,16 @@ def _read(item: Item, reading: Reading) -> Iterator[Frame]:
 
 
 def _of_file(path: Path, reading: Reading) -> Iterator[Frame]:
-    from detector.data.image import content_of
-
-    return _of_content(content_of(path), Origin(str(path), "image", path), reading)
+    """What is in a file; that of an image is opened once, also to see that it is no video."""
+    try:
+        with path.open("rb") as file:
+            beginning = file.read(BEGINNING)
+            content = None if is_video(path, beginning) else beginning + file.read()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error}); put the file back") from None
+    if content is None:
+        return read_video(path, reading)
+    return _of_content(content, Origin(str(path), "image", path), reading)
 
 
 def _of_content(content: bytes, origin: Origin, reading: Reading) -> Iterator[Frame]:

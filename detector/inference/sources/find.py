@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from detector.errors import DataError
 from detector.files import IMAGES, images_among
+from detector.inference.sources.sequence import ImageSequence, find_sequence, is_pattern
 from detector.inference.sources.video import VIDEOS
 
 Source = Any  # a path, a glob, an address, a camera's number, an array, an image, a tensor, or many of these
@@ -45,7 +46,9 @@ class Encoded:
     name: str
 
 
-Item = Path | Camera | Stream | Encoded | NDArray[np.uint8] | torch.Tensor | Any  # the last: an image of PIL
+Item = (
+    Path | ImageSequence | Camera | Stream | Encoded | NDArray[np.uint8] | torch.Tensor | Any
+)  # the last: an image of PIL
 
 STREAMS = ("rtsp", "rtsps", "rtmp", "rtp", "udp", "tcp", "srt", "http", "https")
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
@@ -55,15 +58,19 @@ STDIN = "-"
 def find_sources(sources: Source, recursive: bool = False) -> Iterator[Item]:
     """The single things to look at, in order: image and video files, cameras, streams, arrays, tensors, PIL images.
 
+    No file is opened but lists, so that a folder of 100,000 images is begun at once.
+
     A folder gives its images and videos by name, with `recursive` those of its folders, too; a text file and stdin
-    (`-`) the paths in them, a glob what it matches, and a list or generator what each of its parts gives. Raises
-    DataError for what is no source, and where nothing is found.
+    (`-`) the paths in them, a glob what it matches, img%04d.png the frames of one video, and a list or generator what
+    each of its parts gives. Raises DataError for what is no source, and where nothing is found.
     """
     if isinstance(sources, str | Path):
         yield from _named(str(sources), recursive)
     elif isinstance(sources, Integral) and not isinstance(sources, bool):
         yield Camera(int(sources))
-    elif isinstance(sources, np.ndarray | torch.Tensor | Camera | Stream | Encoded) or is_pillow(sources):
+    elif isinstance(sources, np.ndarray | torch.Tensor | ImageSequence | Camera | Stream | Encoded) or is_pillow(
+        sources
+    ):
         yield sources
     elif _holds_sources(sources):
         for source in sources:
@@ -101,6 +108,8 @@ def _named(name: str, recursive: bool) -> Iterator[Item]:
         yield Camera(int(name))
     elif match := ADDRESS.match(name):
         yield _address(name, match[1].lower())
+    elif is_pattern(name):
+        yield find_sequence(name)
     else:
         yield from _matched(name)
 
@@ -137,7 +146,7 @@ def _in_list(text: str, folder: Path, recursive: bool) -> Iterator[Item]:
             yield from _named(line, recursive)
             continue
         path = folder / line
-        if path.is_dir() or glob.has_magic(line):
+        if path.is_dir() or glob.has_magic(line) or is_pattern(line):
             yield from _named(str(path), recursive)
         else:
             yield path  # one that is not there is told with its name when it is read

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ class Origin:
     path: Path | None = None  # of a file
     rate: float | None = None  # images a second, of a video
     count: int | None = None  # images that there are, where that is known; of a video about so many
+    title: str | None = None  # what files of results are called; None: as the file
 
     @property
     def moves(self) -> bool:
@@ -52,3 +54,11 @@ class Reading:
     start: float = 0.0  # seconds of a video that are passed over
     stop: float | None = None  # the second at which a video or stream is left
     left_out: Callable[[DataError], None] | None = None  # is told of what cannot be read, which else is an error
+
+
+def tell(reading: Reading, error: DataError) -> None:
+    """Say what is left out of a video, which is read all the same, also where images that cannot be read are errors."""
+    if reading.left_out is None:
+        warnings.warn(str(error), stacklevel=2)
+    else:
+        reading.left_out(error)

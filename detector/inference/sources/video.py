@@ -8,7 +8,6 @@ also has no encoder for H.264, which is what browsers and players open.
 from __future__ import annotations
 
 import importlib
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detector.errors import DataError
-from detector.inference.sources.frame import Frame, Origin, Reading
+from detector.inference.sources.frame import Frame, Origin, Reading, tell
 
 if TYPE_CHECKING:
     from av import VideoFrame
@@ -32,17 +31,16 @@ VIDEOS = (
 STILL_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1", b"jp2 ")
 BEGINNINGS = (b"\x1aE\xdf\xa3", b"FLV\x01", b"\0\0\x01\xba", b"0&\xb2u\x8ef\xcf\x11", b"YUV4MPEG2")  # of video files
 STILL_BEGINNINGS = (b"\xff\xd8", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*")
+BEGINNING = 16  # bytes
 FRAMES_OF_JPEG = (".mjpeg", ".mjpg")  # which begin as a picture does
 INSTALL = "pip install av"
 
 
-def is_video(path: Path) -> bool:
-    """Whether a file is a video: by its content, and where that does not tell by its name."""
-    try:
-        with path.open("rb") as file:
-            beginning = file.read(16)
-    except OSError:
-        return False  # who reads it as an image will say why
+def is_video(path: Path, beginning: bytes) -> bool:
+    """Whether a file is a video: by its content, and where that does not tell by its name.
+
+    `beginning` are its first BEGINNING bytes.
+    """
     if beginning[4:8] == b"ftyp":
         return beginning[8:12] not in STILL_BRANDS
     if beginning.startswith(BEGINNINGS) or (beginning[:4] == b"RIFF" and beginning[8:11] == b"AVI"):
@@ -105,7 +103,7 @@ def _frames(container: InputContainer, stream: VideoStream, origin: Origin, read
     if ended and "mp4" not in container.format.name:  # which counts frames, too, that are cut off its beginning
         broken += max(0, stream.frames - index)  # what is lost between frames is lost without a sign
     if broken:
-        _tell(reading, DataError(f"{origin.name}: {broken} of {broken + decoded} frames cannot be decoded"))
+        tell(reading, DataError(f"{origin.name}: {broken} of {broken + decoded} frames cannot be decoded"))
     if not given:
         if decoded:
             raise DataError(f"{origin.name}: no frame from second {reading.start:g} on; name an earlier start=")
@@ -199,14 +197,6 @@ def _origin(path: Path, stream: VideoStream, container: InputContainer, reading:
         end = length if reading.stop is None else min(length, reading.stop)
         count = max(1, round((end - reading.start) * rate / reading.vid_stride))
     return Origin(str(path), "video", path, rate / reading.vid_stride, count)
-
-
-def _tell(reading: Reading, error: DataError) -> None:
-    """A video with damaged frames is read all the same, also where images that cannot be read are errors."""
-    if reading.left_out is None:
-        warnings.warn(str(error), stacklevel=2)
-    else:
-        reading.left_out(error)
 
 
 def _said(error: Exception) -> str:
