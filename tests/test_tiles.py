@@ -58,7 +58,7 @@ def slow_merge(boxes, scores, classes, cut, iou, max_det):
             height = min(boxes[i][3], boxes[k][3]) - max(boxes[i][1], boxes[k][1])
             shared = max(width, 0) * max(height, 0)
             mine, other = ((b[2] - b[0]) * (b[3] - b[1]) for b in (boxes[i], boxes[k]))
-            if shared / (mine + other - shared) > iou or (cut[i] and shared / mine > iou):
+            if shared > iou * (mine + other - shared) or (cut[i] and shared > iou * mine):
                 ok = False
         if ok:
             kept.append(i)
@@ -74,7 +74,8 @@ def test_merging_is_that_of_the_slow_version(seed):
     scores = random.permutation(count).astype(np.float32) / count
     classes = random.integers(0, 3, count)
     cut = random.random(count) < 0.4
-    for iou, most in ((0.5, 300), (0.7, 20)):
+    boxes[:20, 2:] = boxes[:20, :2] + random.choice((0, 1e-3, 1, 16, 64, 500), (20, 2))  # of no area, and large ones
+    for iou, most in ((0.5, 300), (0.7, 20), (0.0, 300), (1.0, 300)):
         assert merged(boxes, scores, classes, cut, iou, most).tolist() == slow_merge(
             boxes.astype(float).tolist(), scores.tolist(), classes.tolist(), cut.tolist(), iou, most
         )
