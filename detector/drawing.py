@@ -5,18 +5,19 @@ from __future__ import annotations
 import colorsys
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import cv2
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from detector.errors import DataError
 from detector.fonts import drawable, font
 
 Colour = tuple[int, int, int]
-Rectangle = tuple[float, float, float, float]
 
 READABLE = 512  # pixels of the long side below which an image is enlarged before text is put on it
 PAPER: Colour = (250, 250, 248)
@@ -63,35 +64,74 @@ def draw_boxes(
     before it, or that would hide another box, is left out; its box is still drawn.
     """
     boxes = np.asarray(boxes_xyxy, dtype=np.float64).reshape(-1, 4)
-    labels = np.asarray(classes, dtype=np.int64).reshape(-1)
+    labels = np.asarray(classes, dtype=np.int64).reshape(-1).tolist()
     confidences = None if scores is None else np.asarray(scores, dtype=np.float64).reshape(-1)
     picture = _resized(in_colours(image), _factor(image, long_side))
-    scale = np.array((picture.shape[1] / image.shape[1], picture.shape[0] / image.shape[0]) * 2)
-    canvas = Image.fromarray(picture)
-    pen = ImageDraw.Draw(canvas)
-    boxes = boxes * scale
+    boxes = boxes * np.array((picture.shape[1] / image.shape[1], picture.shape[0] / image.shape[0]) * 2)
     line, text_size = _pen_sizes(picture.shape[:2], boxes)
-
-    placed: list[Rectangle] = []
-    texts: list[tuple[Rectangle, str, Colour, ImageFont.FreeTypeFont]] = []
-    for i, box in enumerate(boxes):
-        colour = class_colour(int(labels[i]))
-        left, top, right, bottom = (float(side) for side in box)
-        pen.rectangle((left, top, max(left, right - 1), max(top, bottom - 1)), outline=colour, width=line)
+    rooms = _Rooms(picture.shape[:2], boxes)
+    written: list[tuple[Label, tuple[int, int]]] = []
+    for i, box in enumerate(boxes.tolist()):
+        colour = class_colour(labels[i])
+        _outline(picture, box, colour, line)
         text = _label(
             shown_name(names, labels[i]), None if confidences is None else confidences[i], -1 if ids is None else ids[i]
         )
-        text_font = font(text_size, text)
-        others = np.delete(boxes, i, axis=0)
-        place = _free_place((left, top, right, bottom), _text_size(pen, text, text_font), canvas.size, placed, others)
+        label = label_picture(text, text_size, colour)
+        place = rooms.take(i, label.size)
         if place is not None:
-            placed.append(place)
-            texts.append((place, text, colour, text_font))
-    for place, text, colour, text_font in texts:  # after all boxes, so that no line runs through a label
-        pen.rounded_rectangle(place, radius=(place[3] - place[1]) / 5, fill=colour)
-        middle = ((place[0] + place[2]) / 2, (place[1] + place[3]) / 2)
-        pen.text(middle, text, fill=_contrast(colour), font=text_font, anchor="mm")
-    return np.asarray(canvas).copy()
+            written.append((label, place))
+    for label, place in written:  # after all boxes, so that no line runs through a label
+        _paste(picture, label, place)
+    return picture
+
+
+class Label(NamedTuple):
+    """A label as it is drawn: all the same wherever it stands."""
+
+    pixels: NDArray[np.uint8]  # (h, w, 3)
+    drawn: NDArray[np.bool_]  # (h, w, 3), what of them is drawn: the corners are round
+    size: tuple[float, float]  # width and height of what must be free for it
+
+
+@lru_cache(maxsize=512)  # of one class there are about a hundred, by the score; a large one takes 100 kB
+def label_picture(text: str, text_size: int, colour: Colour) -> Label:
+    """Text and some air around it on a plate of that colour."""
+    text_font = font(text_size, text)
+    width, height = text_font.getlength(text) + text_font.size * 0.6, text_font.size * 1.35
+    plate = Image.new("L", (int(width) + 1, int(height) + 1))
+    ImageDraw.Draw(plate).rounded_rectangle((0, 0, width, height), radius=height / 5, fill=255)
+    canvas = Image.new("RGB", plate.size, colour)
+    ImageDraw.Draw(canvas).text((width / 2, height / 2), text, fill=_contrast(colour), font=text_font, anchor="mm")
+    drawn = np.repeat(
+        np.asarray(plate)[..., None] > 0, 3, axis=2
+    )  # numpy is a hundred times slower with one of (h, w, 1)
+    return Label(np.asarray(canvas), drawn, (width, height))
+
+
+def _outline(picture: NDArray[np.uint8], box: Sequence[float], colour: Colour, line: int) -> None:
+    """Draw a box's lines, inside of it; at least one pixel."""
+    height, width = picture.shape[:2]
+    x1, y1, x2, y2 = (
+        int(min(max(side, -line - 1), most + line + 1)) for side, most in zip(box, (width, height) * 2, strict=True)
+    )
+    x2, y2 = max(x1, x2 - 1), max(y1, y2 - 1)
+    across, down = min(line, x2 - x1 + 1) - 1, min(line, y2 - y1 + 1) - 1
+    for corners in (
+        ((x1, y1), (x2, y1 + down)),
+        ((x1, y2 - down), (x2, y2)),
+        ((x1, y1), (x1 + across, y2)),
+        ((x2 - across, y1), (x2, y2)),
+    ):
+        cv2.rectangle(picture, *corners, colour, cv2.FILLED)
+
+
+def _paste(picture: NDArray[np.uint8], label: Label, place: tuple[int, int]) -> None:
+    """Draw a label whose corner is at (x, y); what of it is outside of the picture is not drawn."""
+    x, y = place
+    there = picture[y : y + label.pixels.shape[0], x : x + label.pixels.shape[1]]
+    height, width = there.shape[:2]
+    np.copyto(there, label.pixels[:height, :width], where=label.drawn[:height, :width])
 
 
 def shown_name(names: Sequence[str], c: int) -> str:
@@ -183,53 +223,53 @@ def _pen_sizes(shape: tuple[int, int], boxes_xyxy: NDArray[np.float64]) -> tuple
 
 
 def _resized(image: NDArray[np.uint8], factor: float) -> NDArray[np.uint8]:
-    """The image enlarged smoothly or shrunk by area."""
+    """A copy of the image, enlarged smoothly or shrunk by area."""
     if factor == 1:
-        return np.ascontiguousarray(image)
+        return np.array(image, order="C")
     size = max(1, round(image.shape[1] * factor)), max(1, round(image.shape[0] * factor))
     method = cv2.INTER_AREA if factor < 1 else cv2.INTER_CUBIC
     return cv2.resize(np.ascontiguousarray(image), size, interpolation=method)
 
 
-def _text_size(pen: ImageDraw.ImageDraw, text: str, text_font: ImageFont.FreeTypeFont) -> tuple[float, float]:
-    """Width and height of a label: the text and some air around it."""
-    return pen.textlength(text, font=text_font) + text_font.size * 0.6, text_font.size * 1.35
+class _Rooms:
+    """Where labels can stand, and those that stand already."""
+
+    def __init__(self, shape: tuple[int, int], boxes_xyxy: NDArray[np.float64]) -> None:
+        self._height, self._width = shape
+        self._boxes = boxes_xyxy
+        self._half = 0.5 * (boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]).clip(min=0).prod(axis=1).clip(min=1)
+        self._taken = np.zeros_like(boxes_xyxy)
+        self._count = 0
+
+    def take(self, i: int, size: tuple[float, float]) -> tuple[int, int] | None:
+        """(x, y) of a label of `size` above, in or below box i, which is taken then, or None where there is no room:
+        within the picture, off the labels placed before, and not over half of another box or more.
+        """
+        left, top, right, bottom = self._boxes[i].tolist()
+        width, height = size
+        x = min(max(0.0, left), max(0.0, self._width - width))
+        x_right = min(max(0.0, right - width), max(0.0, self._width - width))
+        tried = ((x, top - height), (x, top), (x, bottom), (x_right, top - height), (x_right, bottom - height))
+        inside = [(int(x), int(y)) for x, y in tried if y >= 0 and y + height <= self._height]
+        places = np.array([(x, y, x + width, y + height) for x, y in inside]).reshape(-1, 4)
+        free = ~(_covered(self._taken[: self._count], places) > 0).any(axis=1)
+        hidden = _covered(self._boxes, places) >= self._half
+        hidden[:, i] = False  # a label may hide its own box
+        free &= ~hidden.any(axis=1)
+        if not free.any():
+            return None
+        first = int(free.argmax())
+        self._taken[self._count] = places[first]
+        self._count += 1
+        return inside[first]
 
 
-def _free_place(
-    box: Rectangle,
-    size: tuple[float, float],
-    canvas: tuple[int, int],
-    placed: Sequence[Rectangle],
-    others_xyxy: NDArray[np.float64],
-) -> Rectangle | None:
-    """A place for a label of `size` above, in or below a box: within the canvas, off the labels placed before, and not
-    over half of another box or more.
-    """
-    left, top, right, bottom = box
-    width, height = size
-    x = min(max(0.0, left), max(0.0, canvas[0] - width))
-    x_right = min(max(0.0, right - width), max(0.0, canvas[0] - width))
-    other_areas = _areas(others_xyxy)
-    for x0, y0 in ((x, top - height), (x, top), (x, bottom), (x_right, top - height), (x_right, bottom - height)):
-        place = np.array((x0, y0, x0 + width, y0 + height))
-        if y0 < 0 or place[3] > canvas[1]:
-            continue
-        if _covered(np.array(placed).reshape(-1, 4), place).any():
-            continue
-        if (_covered(others_xyxy, place) < 0.5 * other_areas.clip(min=1)).all():
-            return x0, y0, x0 + width, y0 + height
-    return None
-
-
-def _areas(boxes_xyxy: NDArray[np.float64]) -> NDArray[np.float64]:
-    return (boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]).clip(min=0).prod(axis=1)
-
-
-def _covered(boxes_xyxy: NDArray[np.float64], place_xyxy: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(N,) the area of each box under a rectangle, in square pixels."""
-    low, high = np.maximum(boxes_xyxy[:, :2], place_xyxy[:2]), np.minimum(boxes_xyxy[:, 2:], place_xyxy[2:])
-    return (high - low).clip(min=0).prod(axis=1)
+def _covered(boxes_xyxy: NDArray[np.float64], places_xyxy: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(P, N) the area of each box under each rectangle, in square pixels."""
+    low = np.maximum(boxes_xyxy[:, :2], places_xyxy[:, None, :2])
+    high = np.minimum(boxes_xyxy[:, 2:], places_xyxy[:, None, 2:])
+    sides = np.maximum(high - low, 0)  # `clip` takes three times as long
+    return sides[..., 0] * sides[..., 1]
 
 
 def _contrast(colour: Colour) -> Colour:

@@ -14,10 +14,14 @@ WIDE = (
 )  # fmt: skip
 
 
-@lru_cache(maxsize=64)
 def font(size: int, text: str = "") -> ImageFont.FreeTypeFont:
     """A font of that size in which a text can be read, if there is one; else DejaVu Sans."""
-    return ImageFont.truetype(font_file(text) or str(_own()), size)
+    return _loaded(font_file(text) or str(_own()), size)
+
+
+@lru_cache(maxsize=64)
+def _loaded(file: str, size: int) -> ImageFont.FreeTypeFont:
+    return ImageFont.truetype(file, size)
 
 
 def drawable(text: str) -> bool:
@@ -32,6 +36,8 @@ def font_file(text: str) -> str | None:
     DejaVu Sans comes with matplotlib and knows far more letters than OpenCV's line fonts, but no Chinese, Japanese or
     Korean. The system's fonts are looked for when one is needed.
     """
+    if text.isascii() and text.isprintable():  # most are
+        return str(_own())
     needed = {ord(letter) for letter in text if _is_drawn(letter)}
     if needed <= letters_of(str(_own())):
         return str(_own())
@@ -57,6 +63,7 @@ def _is_drawn(letter: str) -> bool:
     )
 
 
+@lru_cache(maxsize=1)
 def _own() -> Path:
     import matplotlib
 

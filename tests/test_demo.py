@@ -1,9 +1,13 @@
 """The page to try a detector on: what it shows is what `predict` finds, and it is for this machine alone."""
 
+import gc
 import importlib.util
 import re
 import sys
+import tempfile
+import threading
 import urllib.request
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,7 +40,8 @@ def test_a_video_shows_each_frame_at_its_time(tmp_path):
     times = [0.0, 0.1, 0.5, 0.6]
     video = write_video(tmp_path / "a.mp4", [picture(n) for n in range(4)], times=times)
     told = []
-    shown, said = Looks(sighted()).at_video(str(video), 0.25, 0.7, 64, told.append)
+    looks = Looks(sighted())
+    shown, said = looks.at_video(str(video), 0.25, 0.7, 64, told.append)
     assert said == "4 objects in 4 frames"
     assert [result.frame for result in told] == [0, 1, 2, 3]
     with av.open(shown) as container:
@@ -45,6 +50,31 @@ def test_a_video_shows_each_frame_at_its_time(tmp_path):
     (tmp_path / "b.mp4").write_bytes(b"no video")
     with pytest.raises(DataError, match=r"b\.mp4"):
         Looks(sighted()).at_video(str(tmp_path / "b.mp4"), 0.25, 0.7, 64, told.append)
+
+
+@needs_video
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_video_that_fails_in_the_middle_leaves_nothing_and_one_that_was_shown_goes_with_the_page(
+    tmp_path, monkeypatch, at
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    video = write_video(tmp_path / "a.mp4", [picture(n) for n in range(4)])
+    looks = Looks(sighted())
+
+    def told(result):
+        if result.frame == at:
+            raise DataError("enough")
+
+    with pytest.raises(DataError, match="enough"):
+        looks.at_video(str(video), 0.25, 0.7, 64, told)
+    assert not [file for file in (tmp_path / "temporary").rglob("*") if file.is_file()]
+    assert not [thread for thread in threading.enumerate() if thread.name == "reading ahead"]
+    shown, _ = looks.at_video(str(video), 0.25, 0.7, 64, lambda _: None)
+    assert [file for file in (tmp_path / "temporary").rglob("*") if file.is_file()] == [Path(shown)]
+    del looks
+    gc.collect()
+    assert not list((tmp_path / "temporary").iterdir())
 
 
 def test_without_gradio_the_way_to_get_it_is_told(monkeypatch, tmp_path, capsys):

@@ -5,10 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
+from exports import write_checkpoint
 from scenes import TINY
 
 from detector import checkpoint_file
+from detector.cli import main
 from detector.model.network import load_description, network_from_description
 
 PACKAGE = Path(__file__).parents[1] / "detector"
@@ -98,6 +102,23 @@ def test_loading_and_predicting_import_no_trainer_and_no_compiler(tmp_path):
     assert not loading & SPARED
     assert "cv2" in predicting
     assert not predicting & COMPILER
+
+
+@pytest.mark.slow
+def test_predicting_with_an_export_imports_no_trainer(tmp_path):
+    for module in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(module)
+    write_checkpoint(tmp_path / "a.pt")
+    assert main(["export", str(tmp_path / "a.pt"), str(tmp_path / "a.onnx")]) == 0
+    cv2.imwrite(str(tmp_path / "a.png"), np.zeros((96, 96, 3), np.uint8))
+    code = "import sys; from detector.cli import main; assert main(sys.argv[1:]) == 0; print(*sys.modules)"
+    words = ["predict", tmp_path / "a.onnx", tmp_path / "a.png", f"project={tmp_path}", "conf=0"]
+    shown = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True).stdout
+    imported = set(shown.splitlines()[-1].split())
+    assert {"onnxruntime", "detector.commands.predict"} <= imported
+    trainer = {"detector.run", "detector.step", "detector.loss", "detector.fitting", "detector.export"}
+    assert not imported & {*trainer, "detector.evaluation", "detector.data.loader", "faster_coco_eval", "onnx"}
+    assert not imported & COMPILER
 
 
 def test_help_and_the_package_do_not_import_torch():

@@ -12,13 +12,15 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageDraw
 from test_coco import random_set
 
-from detector.drawing import class_colour, draw_boxes, grid, save_image
+from detector.drawing import class_colour, draw_boxes, grid, label_picture, save_image
 from detector.errors import DataError
 from detector.evaluation.coco import build_ground_truth
 from detector.evaluation.curves import ConfusionMatrix, compute_curves
 from detector.evaluation.evaluate import judge
+from detector.fonts import drawable, font
 from detector.model.selection import Detections
 from detector.reporting.plots import DPI, plot_confusion, plot_f1, plot_history, plot_pr
 from detector.reporting.progress import Bar, Progress, clock, process_memory, reading_bar
@@ -48,6 +50,46 @@ def test_box_is_drawn_where_it_is_in_the_colour_of_its_class():
     assert (drawn[:160] == 128).all()
     assert (drawn[:, :95] == 128).all()
     assert (drawn[160:200, 100:130] != 128).any()  # the label above the box
+
+
+def test_boxes_and_labels_are_those_that_pillow_draws_alone():
+    image = np.random.default_rng(0).integers(0, 256, (600, 800, 3), dtype=np.uint8)
+    boxes = np.array([[50.6, 60.2, 160.9, 140.4], [300, 200.7, 302.1, 380], [420.5, 300, 799.9, 599.9]])
+    names, scores = ("straße", "猫" if drawable("猫") else "Ёлка", "x"), [0.912, 0.5, 0.07]
+    drawn = draw_boxes(image, boxes, [0, 1, 7], [*names[:2], *"abcde", names[2]], scores)
+    canvas = Image.fromarray(image)
+    pen = ImageDraw.Draw(canvas)
+    line, size = 2, 17  # of the pen, in a picture of this size
+    for (left, top, right, bottom), c in zip(boxes.tolist(), (0, 1, 7), strict=True):
+        pen.rectangle((left, top, max(left, right - 1), max(top, bottom - 1)), outline=class_colour(c), width=line)
+    for (left, top, _, _), c, name, score in zip(boxes.tolist(), (0, 1, 7), names, scores, strict=True):
+        text = f"{name} {score:.2f}"
+        text_font = font(size, text)
+        width, height = pen.textlength(text, font=text_font) + size * 0.6, size * 1.35
+        x, y = int(left), int(top - height)
+        pen.rounded_rectangle((x, y, x + width, y + height), radius=height / 5, fill=class_colour(c))
+        ink = (20, 20, 20) if np.dot(class_colour(c), (0.299, 0.587, 0.114)) > 150 else (255, 255, 255)
+        pen.text((x + width / 2, y + height / 2), text, fill=ink, font=text_font, anchor="mm")
+    assert np.array_equal(drawn, np.asarray(canvas))
+
+
+def test_a_label_is_rendered_once_and_a_font_loaded_once_a_size():
+    label_picture.cache_clear()
+    for _ in range(3):
+        draw_boxes(grey(600, 800), [[100, 200, 300, 400], [400, 200, 600, 400]], [0, 0], ("dog",), [0.5, 0.25])
+    assert label_picture.cache_info().misses == 2
+    assert font(17, "dog 0.5") is font(17, "dog 0.25") is font(17, "Größe")
+
+
+def test_boxes_that_are_partly_or_wholly_outside_are_drawn_as_far_as_they_are_seen():
+    boxes = np.array([[-1e9, -50, 1e9, 30], [700, 500, 900, 700], [-90, -90, -20, -20], [790, 590, 800, 600]])
+    drawn = draw_boxes(grey(600, 800), boxes, [0, 1, 2, 3], "abcd")
+    assert (drawn[28:30, 200:] == class_colour(0)).all()
+    assert (drawn[520:, 700:702] == class_colour(1)).all()
+    assert (drawn[590, 790:] == class_colour(3)).all()
+    assert not (drawn == class_colour(2)).all(axis=2)[100:500].any()
+    wide = draw_boxes(grey(20, 600), [[0, 0, 600, 20]], [0], ("a name that is wider than the picture " * 3,))
+    assert wide.shape == (20, 600, 3)
 
 
 def test_small_images_are_enlarged_and_boxes_with_them():

@@ -6,9 +6,10 @@ It is served to this machine alone, and asks nobody for anything: no font, no sc
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from detector.reporting.video_file import VideoFile
 INSTALL = "pip install 'detector[demo]'"
 TITLE = "detector"
 FONTS = ["system-ui", "sans-serif"]
+HOUR = 3600  # seconds after which Gradio's own copies of images and videos go
 MOST_SECONDS = 60  # of a video that are looked at
 # Gradio counts its uses and asks for news unless these are set before it is imported.
 SILENT = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
@@ -43,6 +45,7 @@ class Looks:
 
     def __init__(self, detector: Detector, max_det: int = 300) -> None:
         self.detector, self.max_det = detector, max_det
+        self._videos = tempfile.TemporaryDirectory(prefix="detector-demo-")  # goes with the page
 
     def at_image(
         self, image: NDArray[np.uint8] | None, conf: float, iou: float, imgsz: float
@@ -61,15 +64,22 @@ class Looks:
             return None, ""
         frames = objects = 0
         out: VideoFile | None = None
-        target = Path(tempfile.mkdtemp(prefix="detector-demo-")) / f"{Path(path).stem}.mp4"
+        folder = Path(tempfile.mkdtemp(dir=self._videos.name))
         looks = self.detector.stream(path, conf, iou, int(imgsz), max_det=self.max_det, stop=MOST_SECONDS)
-        for result in looks:
-            out = out or VideoFile(target, result.origin.rate)
-            out.write(result.plot(), result.time)
-            frames, objects = frames + 1, objects + len(result)
-            told(result)
-        out.close()
-        return str(target), f"{objects} objects in {frames} frames"
+        try:
+            with closing(looks):
+                for result in looks:
+                    out = out or VideoFile(folder / f"{Path(path).stem}.mp4", result.origin.rate)
+                    out.write(result.plot(), result.time)
+                    frames, objects = frames + 1, objects + len(result)
+                    told(result)
+            out.close()
+        except BaseException:  # also that of a page that was left
+            if out is not None:
+                out.discard()
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return str(out.path), f"{objects} objects in {frames} frames"
 
 
 def page(detector: Detector, title: str, conf: float, iou: float, imgsz: int, max_det: int = 300) -> Any:
@@ -96,7 +106,7 @@ def page(detector: Detector, title: str, conf: float, iou: float, imgsz: int, ma
         with mistakes_shown():
             return looks.at_video(path, *settings, told)
 
-    with gr.Blocks(title=TITLE, analytics_enabled=False) as blocks:
+    with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(HOUR, HOUR)) as blocks:
         gr.Markdown(f"### {title}")
         with gr.Row():
             sliders = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 
@@ -54,6 +55,14 @@ class VideoFile:
         self._next = self._last / TICKS + self._step
         frame.pts, frame.time_base = self._last, Fraction(1, TICKS)
         self._container.mux(self._stream.encode(frame))
+
+    def discard(self) -> None:
+        """Leave nothing of a file that is not finished."""
+        if self._container is not None:
+            container, self._container = self._container, None
+            with suppress(Exception):  # what it has still to write may not fit
+                container.close()
+            unfinished(self.path).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Finish the file; called again it does nothing."""
