@@ -91,16 +91,17 @@ class Label(NamedTuple):
 
     pixels: NDArray[np.uint8]  # (h, w, 3)
     drawn: NDArray[np.bool_]  # (h, w, 3), what of them is drawn: the corners are round
-    size: tuple[float, float]  # width and height of what must be free for it
+    size: tuple[int, int]  # width and height of what must be free for it
 
 
 @lru_cache(maxsize=512)  # of one class there are about a hundred, by the score; a large one takes 100 kB
 def label_picture(text: str, text_size: int, colour: Colour) -> Label:
     """Text and some air around it on a plate of that colour."""
     text_font = font(text_size, text)
-    width, height = text_font.getlength(text) + text_font.size * 0.6, text_font.size * 1.35
-    plate = Image.new("L", (int(width) + 1, int(height) + 1))
-    ImageDraw.Draw(plate).rounded_rectangle((0, 0, width, height), radius=height / 5, fill=255)
+    width = math.ceil(text_font.getlength(text) + text_font.size * 0.6)
+    height = math.ceil(text_font.size * 1.35)
+    plate = Image.new("L", (width, height))
+    ImageDraw.Draw(plate).rounded_rectangle((0, 0, width - 1, height - 1), radius=height // 5, fill=255)
     canvas = Image.new("RGB", plate.size, colour)
     ImageDraw.Draw(canvas).text((width / 2, height / 2), text, fill=_contrast(colour), font=text_font, anchor="mm")
     drawn = np.repeat(
@@ -241,7 +242,7 @@ class _Rooms:
         self._taken = np.zeros_like(boxes_xyxy)
         self._count = 0
 
-    def take(self, i: int, size: tuple[float, float]) -> tuple[int, int] | None:
+    def take(self, i: int, size: tuple[int, int]) -> tuple[int, int] | None:
         """(x, y) of a label of `size` above, in or below box i, which is taken then, or None where there is no room:
         within the picture, off the labels placed before, and not over half of another box or more.
         """

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import os
 import re
 import subprocess
@@ -65,9 +66,9 @@ def test_boxes_and_labels_are_those_that_pillow_draws_alone():
     for (left, top, _, _), c, name, score in zip(boxes.tolist(), (0, 1, 7), names, scores, strict=True):
         text = f"{name} {score:.2f}"
         text_font = font(size, text)
-        width, height = pen.textlength(text, font=text_font) + size * 0.6, size * 1.35
+        width, height = math.ceil(pen.textlength(text, font=text_font) + size * 0.6), math.ceil(size * 1.35)
         x, y = int(left), int(top - height)
-        pen.rounded_rectangle((x, y, x + width, y + height), radius=height / 5, fill=class_colour(c))
+        pen.rounded_rectangle((x, y, x + width - 1, y + height - 1), radius=height // 5, fill=class_colour(c))
         ink = (20, 20, 20) if np.dot(class_colour(c), (0.299, 0.587, 0.114)) > 150 else (255, 255, 255)
         pen.text((x + width / 2, y + height / 2), text, fill=ink, font=text_font, anchor="mm")
     assert np.array_equal(drawn, np.asarray(canvas))
