@@ -9,8 +9,10 @@ import threading
 import urllib.request
 from pathlib import Path
 
+import browser
 import numpy as np
 import pytest
+from PIL import Image
 from sighted import picture, sighted, write_video
 
 from detector.cli import main
@@ -105,5 +107,38 @@ def test_the_page_is_served_to_this_machine_and_names_no_other(monkeypatch):
         assert not re.findall(r"""(?:src|href)=["']https?://(?!127\.0\.0\.1)[^"']*(?:\.js|\.css|font)""", text)
         for kind in ("at_image", "at_video"):
             assert kind in text
+    finally:
+        blocks.close()
+
+
+@needs_gradio
+@pytest.mark.slow
+@pytest.mark.skipif(not browser.BINARY, reason="needs chromium")
+def test_in_a_browser_an_image_shows_its_boxes_and_a_slider_hides_them(tmp_path):
+    """The page as people use it; and it asks nobody else for anything."""
+    file = tmp_path / "bar.png"
+    Image.fromarray(picture(3)).save(file)
+    said = "document.querySelectorAll('textarea')[0]?.value"
+    blocks = page(sighted(), "a.pt: wide, high", 0.25, 0.7, 64)
+    _, address, _ = blocks.launch(
+        server_name="127.0.0.1", share=False, quiet=True, prevent_thread_lock=True, theme=theme()
+    )
+    try:
+        with browser.Browser() as there:
+            there.ask("Page.navigate", url=address)
+            there.until("document.querySelector('input[type=file]') !== null")
+            there.put_file("input[type=file]", file)
+            assert there.until(said) == "1 wide"
+            assert there.until("document.querySelector('img[src*=\"/file=\"]') !== null")
+            row = there.until("document.querySelector('table tbody tr')?.innerText")
+            assert "wide" in row
+            there.value(
+                "(() => { const one = document.querySelector('input[type=range]');"
+                "one.value = 1; one.dispatchEvent(new Event('input', {bubbles: true}));"
+                "one.dispatchEvent(new Event('pointerup', {bubbles: true})); })()"
+            )
+            assert there.until(f"{said} !== '1 wide' && {said}") == "nothing"
+            asked = there.value("performance.getEntriesByType('resource').map(one => one.name)")
+        assert all(one.startswith((address, "data:", "blob:")) for one in asked), asked
     finally:
         blocks.close()

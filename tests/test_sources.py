@@ -620,11 +620,12 @@ def test_of_what_is_live_the_newest_is_looked_at():
         *(("stop", value) for value in (0, -1, float("nan"), "2")),
         *(("order", value) for value in ("gbr", None)),
         *(("tile", value) for value in (0, 31, 64.5, True)),
-        *(("overlap", value) for value in (-0.1, 0.95, 1, None, float("nan"))),
+        *(("overlap", value) for value in (-0.1, 0.95, 1, float("nan"), "0.2")),
     ],
 )
 def test_arguments_out_of_range_are_refused_by_name(name, value):
-    right = {"vid_stride": 1, "start": 0.0, "stop": None, "order": "rgb", "tile": None, "overlap": 0.2}
+    right = {"vid_stride": 1, "start": 0.0, "stop": None, "order": "rgb", "tile": 64, "overlap": 0.2}
     check_reading(**right)
+    check_reading(**{**right, "tile": None, "overlap": None})
     with pytest.raises(ConfigError, match=f"{name}="):
         check_reading(**{**right, name: value})

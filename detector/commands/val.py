@@ -28,7 +28,7 @@ from detector.inference.infer import Limits, Runtime
 from detector.inference.load import load, of_checkpoint
 from detector.inference.runtimes.engines import is_export
 from detector.inference.runtimes.exported import ExportedRuntime
-from detector.inference.sliced import Slicing
+from detector.inference.sliced import slicing_by
 from detector.model.selection import Detections
 from detector.precision import choose_precision
 from detector.reporting.progress import reading_bar
@@ -167,7 +167,7 @@ def measured(
 ) -> Evaluation:
     slicing, at_once = None, settings.batch
     if settings.tile is not None:
-        slicing = Slicing(settings.tile, settings.overlap, images.imgsz, settings.batch, images.rect)
+        slicing = slicing_by(settings.tile, settings.overlap, images.imgsz, settings.batch, images.rect)
         at_once = 1  # large ones, and `batch` is of tiles
     return evaluate_runtime(
         subject.runtime,

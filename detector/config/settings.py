@@ -116,11 +116,13 @@ class UseKeys(DetectorKeys, FolderKeys):
         Whole | None,
         Field(ge=32, description="look at large images in squares of so many pixels; left out: as a whole"),
     ] = None
-    overlap: Annotated[float, Field(ge=0, le=0.9, description="part of its side that tiles share")] = 0.2
+    overlap: Annotated[
+        float | None, Field(ge=0, le=0.9, description="part of its side that tiles share; left out: 0.2")
+    ] = None
 
     @model_validator(mode="after")
     def tiled(self) -> "UseKeys":
-        if self.tile is None and "overlap" in self.model_fields_set:
+        if self.tile is None and self.overlap is not None:
             raise ValueError(
                 f"overlap={self.overlap:g}: is shared by tiles, of which there are none; say tile=640, too"
             )

@@ -18,7 +18,7 @@ from detector.errors import ConfigError, DataError
 from detector.inference.ahead import read_ahead
 from detector.inference.infer import Limits, NetworkRuntime, Runtime, find_objects, within_memory
 from detector.inference.results import Result
-from detector.inference.sliced import Slicing, find_in_tiles
+from detector.inference.sliced import Slicing, find_in_tiles, slicing_by
 from detector.inference.sources import Frame, Reading, Source, find_sources, read_sources
 from detector.inference.tracking import LOW, Tracking, check_tracker, tracked
 from detector.model.network import Network
@@ -92,7 +92,7 @@ class Detector:
         stop: float | None = None,
         order: Literal["rgb", "bgr"] = "rgb",
         tile: int | None = None,
-        overlap: float = 0.2,
+        overlap: float | None = None,
         track: Tracking = None,
     ) -> Iterator[Result]:
         """`predict`, one Result at a time, for more images than fit in memory. Sources are read ahead in a thread.
@@ -100,7 +100,7 @@ class Detector:
         unreadable: is told of an image that cannot be read, which is then left out. recursive: folders in folders, too.
         vid_stride, start, stop: of a video every so-manieth frame, from and to a second. order: of the colours of
         arrays and tensors. tile, overlap: images are looked at in squares of `tile` pixels that share this part of
-        their side. track: 'bytetrack' follows objects through a video, see `tracking`.
+        their side, 0.2 where it is left out. track: 'bytetrack' follows objects through a video, see `tracking`.
         """
         check_limits(conf, iou, imgsz, batch, max_det)
         check_reading(vid_stride, start, stop, order, tile, overlap)
@@ -113,7 +113,7 @@ class Detector:
         if tile is None:
             results = self._results(frames, imgsz or self.imgsz, limits, batch)
         else:
-            slicing = Slicing(int(tile), overlap, imgsz or self.imgsz, batch)
+            slicing = slicing_by(tile, overlap, imgsz or self.imgsz, batch)
             results = self._results_of_tiles(frames, slicing, limits)
         return results if track is None else tracked(results, conf)
 
@@ -208,7 +208,7 @@ def check_limits(conf: float, iou: float, imgsz: int | None, batch: int, max_det
 
 
 def check_reading(
-    vid_stride: int, start: float, stop: float | None, order: str, tile: int | None, overlap: float
+    vid_stride: int, start: float, stop: float | None, order: str, tile: int | None, overlap: float | None
 ) -> None:
     """The same of the arguments that say how sources are read."""
     if not _is(vid_stride, Integral) or vid_stride < 1:
@@ -221,6 +221,10 @@ def check_reading(
         raise ConfigError(f"order={order!r}: should be 'rgb' or 'bgr', the order of the colours of arrays")
     if tile is not None and (not _is(tile, Integral) or tile < STRIDE):
         raise ConfigError(f"tile={tile!r}: should be a whole number of pixels from {STRIDE}, for example 640")
+    if overlap is None:
+        return
+    if tile is None:
+        raise ConfigError(f"overlap={overlap!r}: is shared by tiles, of which there are none; say tile=640, too")
     if not _is(overlap, Real) or not 0 <= overlap <= 0.9:
         raise ConfigError(f"overlap={overlap!r}: should be a number in 0..0.9, the part of its side that tiles share")
 

@@ -12,6 +12,8 @@ from detector.inference.infer import Limits, Runtime, find_objects, within_memor
 from detector.inference.tiles import Tile, cut_by, merged, taken_of_whole, tiles_of
 from detector.model.selection import Detections
 
+OVERLAP = 0.2  # where none is asked for
+
 
 class Slicing(NamedTuple):
     """How images are looked at in tiles."""
@@ -21,6 +23,11 @@ class Slicing(NamedTuple):
     imgsz: int  # side of the network's input, which each tile is letterboxed to
     batch: int  # tiles that the network looks at at once
     rect: bool = True  # whether a tile is padded no further than the stride asks, see `letterbox`
+
+
+def slicing_by(side: int, overlap: float | None, imgsz: int, batch: int, rect: bool = True) -> Slicing:
+    """The slicing of a user's tile= and overlap=, which may be left out."""
+    return Slicing(int(side), OVERLAP if overlap is None else overlap, imgsz, batch, rect)
 
 
 def find_in_tiles(
