@@ -9,14 +9,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from detector.errors import ConfigError
 from detector.export.graph import ExportGraph
+from detector.export.int8 import Feed, quantise_onnx, quantise_openvino
 from detector.inference.runtimes.engines import KEY, silent_openvino
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 OPSET = 20  # of ONNX: what torch's exporter writes without converting
 INPUT, OUTPUT = "images", "output0"
@@ -30,14 +34,22 @@ class Format(NamedTuple):
     write: Callable[[ExportGraph, Path], str]  # gives in a few words what was written
     runs: bool  # whether what was written is run here, and compared with the checkpoint
     nms: bool  # whether suppression can be inside
+    int8: Callable[[ExportGraph, Path, Feed], str] | None = None  # as `write`, in int8 calibrated on these images
+    int8_packages: tuple[tuple[str, str], ...] = ()  # that this needs besides
 
 
-def check_format(name: str, suppresses: bool) -> Format:
-    """The format of that name. Raises ConfigError where its packages are missing, with the line that installs them."""
+def check_format(name: str, suppresses: bool, int8: bool = False) -> Format:
+    """The format of that name. Raises ConfigError for what it cannot do, and where packages that it needs are missing,
+    with the line that installs them."""
     form = FORMATS[name]
-    missing = [pip for module, pip in form.packages if find_spec(module) is None]
+    if int8 and form.int8 is None:
+        able = ", ".join(key for key, one in FORMATS.items() if one.int8)
+        raise ConfigError(f"int8=true: {name} is not quantised here; int8=false, or one of {able}")
+    packages = form.packages + (form.int8_packages if int8 else ())
+    missing = [pip for module, pip in packages if find_spec(module) is None]
     if missing:
-        raise ConfigError(f"format={name}: needs {', '.join(missing)}: pip install {' '.join(missing)}")
+        what = f"format={name}{' int8=true' if int8 else ''}"
+        raise ConfigError(f"{what}: needs {', '.join(missing)}: pip install {' '.join(missing)}")
     if suppresses and not form.nms:
         able = ", ".join(key for key, one in FORMATS.items() if one.nms)
         raise ConfigError(f"nms=true: {name} has no suppression of its own; nms=false, or one of {able}")
@@ -49,7 +61,6 @@ def check_format(name: str, suppresses: bool) -> Format:
 
 def onnx(graph: ExportGraph, target: Path) -> str:
     """By torch's exporter on top of torch.export, checked by ONNX itself."""
-    import onnx as library
 
     with _quiet():
         program = torch.onnx.export(
@@ -73,11 +84,19 @@ def onnx(graph: ExportGraph, target: Path) -> str:
         shape.dim[0].dim_param = "batch"
         if graph.facts.output == "raw":
             shape.dim[2].dim_param = "anchors"
-    library.helper.set_model_props(model, graph.facts.texts())
-    library.checker.check_model(model, full_check=True)
-    library.save(model, str(target))
-    others = {one.domain for one in model.opset_import} - {""}
-    return f"ONNX, opset {OPSET}" + (f" and {', '.join(sorted(others))}" if others else ", standard operations alone")
+    return _save_onnx(model, graph, target)
+
+
+def onnx_int8(graph: ExportGraph, target: Path, feed: Feed) -> str:
+    """By ONNX Runtime's static quantisation of the float file."""
+    between = target.with_name(f"{target.stem}.float.onnx")
+    onnx(graph, between)
+    model = quantise_onnx(between, target, feed, INPUT)
+    del model.graph.value_info[:]
+    written = _save_onnx(model, graph, target)
+    sizes = f"{_mib(target)}, in float {_mib(between)}"
+    between.unlink()
+    return f"{written}, int8; {sizes}"
 
 
 def torchscript(graph: ExportGraph, target: Path) -> str:
@@ -90,16 +109,29 @@ def torchscript(graph: ExportGraph, target: Path) -> str:
 
 def openvino(graph: ExportGraph, target: Path) -> str:
     """From ONNX, by OpenVINO's own reader and not by `convert_model`, which reports its use."""
+    return _openvino(graph, target, None)
+
+
+def openvino_int8(graph: ExportGraph, target: Path, feed: Feed) -> str:
+    """By NNCF, from what OpenVINO reads of the ONNX file."""
+    return _openvino(graph, target, feed)
+
+
+def _openvino(graph: ExportGraph, target: Path, feed: Feed | None) -> str:
     library = silent_openvino()
     target.mkdir()
     between = target / f"{target.name}.onnx"
     onnx(graph, between)
     model = library.Core().read_model(str(between))
+    if feed is not None:
+        model = quantise_openvino(model, feed)
     model.set_rt_info(json.dumps(graph.facts.texts()), [KEY])
-    library.save_model(model, str(target / f"{target.name.removesuffix('_openvino')}.xml"), graph.facts.half)
+    file = target / f"{target.name.removesuffix('_openvino')}.xml"
+    library.save_model(model, str(file), graph.facts.half)
     del model
+    sizes = "" if feed is None else f", int8; {_mib(file.with_suffix('.bin'))}, in float {_mib(between)}"
     between.unlink()
-    return f"OpenVINO IR of openvino {library.__version__.split('-')[0]}"
+    return f"OpenVINO IR of openvino {library.__version__.split('-')[0]}{sizes}"
 
 
 def torch_export(graph: ExportGraph, target: Path) -> str:
@@ -179,9 +211,11 @@ def executorch(graph: ExportGraph, target: Path) -> str:
 
 ONNX = (("onnx", "onnx"), ("onnxscript", "onnxscript"))
 FORMATS = {
-    "onnx": Format(".onnx", (*ONNX, ("onnxruntime", "onnxruntime")), onnx, runs=True, nms=True),
+    "onnx": Format(".onnx", (*ONNX, ("onnxruntime", "onnxruntime")), onnx, True, True, onnx_int8),
     "torchscript": Format(".torchscript", (), torchscript, runs=True, nms=False),
-    "openvino": Format("_openvino", (*ONNX, ("openvino", "openvino")), openvino, runs=True, nms=True),
+    "openvino": Format(
+        "_openvino", (*ONNX, ("openvino", "openvino")), openvino, True, True, openvino_int8, (("nncf", "nncf"),)
+    ),
     "torch_export": Format(".pt2", (), torch_export, runs=True, nms=False),
     "tensorrt": Format(".engine", (*ONNX, ("tensorrt", "tensorrt")), tensorrt, runs=False, nms=True),
     "coreml": Format(".mlpackage", (("coremltools", "coremltools"),), coreml, runs=False, nms=False),
@@ -197,6 +231,25 @@ def _example(graph: ExportGraph) -> Tensor:
     """Images of the size that is exported. Two, where any number will do: of one the exporter believes it is fixed."""
     facts = graph.facts
     return torch.zeros(facts.batch or 2, facts.channels, facts.imgsz, facts.imgsz)
+
+
+def _save_onnx(model: ModelProto, graph: ExportGraph, target: Path) -> str:
+    """Write an ONNX model with the facts once ONNX has checked it; gives in words what it is."""
+    import onnx as library
+
+    used = {node.domain for part in (model.graph, *model.functions) for node in part.node}
+    kept = [one for one in model.opset_import if one.domain in used or not one.domain]
+    del model.opset_import[:]
+    model.opset_import.extend(kept)
+    library.helper.set_model_props(model, graph.facts.texts())
+    library.checker.check_model(model, full_check=True)
+    library.save(model, str(target))
+    others = {one.domain for one in kept} - {""}
+    return f"ONNX, opset {OPSET}" + (f" and {', '.join(sorted(others))}" if others else ", standard operations alone")
+
+
+def _mib(file: Path) -> str:
+    return f"{file.stat().st_size / 2**20:.1f} MiB"
 
 
 def _program(graph: ExportGraph) -> torch.export.ExportedProgram:

@@ -20,12 +20,17 @@ COUNT = 8
 Images = list[NDArray[np.uint8]]
 
 
-def some_images(network: Network, saved: dict[str, Any], given: Path | None) -> tuple[Images, str]:
-    """Up to 8 images that fit the network, and in words which. Raises DataError for given ones that cannot be read."""
+def some_images(
+    network: Network, saved: dict[str, Any], given: Path | None, described: Path | None = None
+) -> tuple[Images, str]:
+    """Up to 8 images that fit the network, and in words which: given ones, those of a described data set's validation
+    split, of the checkpoint's, or drawn ones. Raises DataError for what is named and cannot be read."""
     if given is not None:
         frames = read_sources(find_sources(str(given)), Looking(network.channels, network.value_range))
         images = [frame.image for frame in islice(frames, COUNT)]
         return images, f"{len(images)} of {given}"
+    if described is not None:
+        return _of_data(network, described), f"{described}, val"
     data = saved.get("settings", {}).get("data")
     if data is not None:
         try:

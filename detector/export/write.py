@@ -7,21 +7,32 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from detector.errors import ConfigError
+from detector.export.accuracy import Accuracy
 from detector.export.formats import Format
 from detector.export.graph import ExportGraph
 from detector.export.images import Images
+from detector.export.int8 import Feed
 from detector.export.parity import Parity, compare
 from detector.files import unfinished
 from detector.inference.infer import NetworkRuntime
+from detector.inference.runtimes.exported import ExportedRuntime
 from detector.inference.runtimes.facts import Facts
 from detector.inference.runtimes.opening import open_export
 from detector.model.network import Network
 
 UNVERIFIED = ".unverified"
+
+
+class Quantised(NamedTuple):
+    """What an export in int8 takes besides."""
+
+    feed: Feed  # images to calibrate on
+    measure: Callable[[NetworkRuntime, ExportedRuntime], Accuracy]  # what it loses
 
 
 def write_export(
@@ -31,21 +42,24 @@ def write_export(
     target: Path,
     images: Images,
     say: Callable[[str], None] = print,
+    quantised: Quantised | None = None,
 ) -> bool:
     """Write a network's export to `target` once it finds what the network finds, else to NAME.unverified.
 
-    Returns whether it does. Formats that are not run here are taken as they are, which is said.
+    Returns whether it does: by its boxes in `images` or, `quantised`, by its mAP. Formats that are not run here are
+    taken as they are, which is said.
     """
     with _beside(target) as place:
         graph = ExportGraph(network, facts).eval()
-        say(f"written   {form.write(graph, place)}")
+        written = form.write(graph, place) if quantised is None else form.int8(graph, place, quantised.feed)
+        say(f"written   {written}")
         del graph
-        parity = _proof(network, place, images) if form.runs else None
-        if parity is None:
+        proof = _proof(network, place, images, quantised) if form.runs else None
+        if proof is None:
             say("parity    not run here: compare it with the checkpoint on the device that it is for")
         else:
-            say("\n".join(parity.lines()))
-        passed = parity is None or parity.passed
+            say("\n".join(proof.lines()))
+        passed = proof is None or proof.passed
         final = target if passed else target.with_name(target.name + UNVERIFIED)
         for part in sorted(place.parent.iterdir(), key=lambda one: one == place):  # what lies beside it first
             _put(part, final.with_name(part.name) if part != place else final)
@@ -53,9 +67,9 @@ def write_export(
     return passed
 
 
-def _proof(network: Network, place: Path, images: Images) -> Parity:
-    exported = open_export(place, "cpu")
-    return compare(NetworkRuntime(network, torch.device("cpu")), exported, images)
+def _proof(network: Network, place: Path, images: Images, quantised: Quantised | None) -> Parity | Accuracy:
+    exported, checkpoint = open_export(place, "cpu"), NetworkRuntime(network, torch.device("cpu"))
+    return compare(checkpoint, exported, images) if quantised is None else quantised.measure(checkpoint, exported)
 
 
 def check_target(target: Path, exist_ok: bool) -> None:

@@ -65,20 +65,28 @@ def need(package: str, what: str) -> None:
         raise ConfigError(f"{what} needs {package}, which is not installed: pip install {package}")
 
 
-def silent_openvino() -> ModuleType:
-    """OpenVINO without its telemetry: as it comes, being imported is enough for it to report to its makers.
+@contextmanager
+def silent() -> Iterator[None]:
+    """A context to import OpenVINO and NNCF in, without their telemetry: as they come, being imported or used is enough
+    for them to report to their makers.
 
-    It does without that part where it cannot be imported, for which None in `sys.modules` is Python's own word.
+    They do without that part where it cannot be imported, for which None in `sys.modules` is Python's own word.
     """
     part = "openvino_telemetry"
     absent = part not in sys.modules
     if absent:
         sys.modules[part] = None
     try:
-        return import_module("openvino")
+        yield
     finally:
         if absent:
             del sys.modules[part]
+
+
+def silent_openvino() -> ModuleType:
+    """OpenVINO without its telemetry."""
+    with silent():
+        return import_module("openvino")
 
 
 @contextmanager

@@ -45,7 +45,7 @@ class ExportedRuntime:
 
     @property
     def title(self) -> str:
-        return f"{self.engine.title}, {'fp16' if self.facts.half else 'fp32'}"
+        return f"{self.engine.title}, {self.facts.arithmetic}"
 
     @property
     def side(self) -> int | None:

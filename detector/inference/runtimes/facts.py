@@ -14,6 +14,7 @@ import detector
 from detector.errors import CheckpointError
 
 SCHEMA = 1
+LATER = ("int8",)  # what files of the schema's first version do not say
 Output = Literal["raw", "detections"]
 Suppression = Literal["outside", "inside", "none"]
 
@@ -47,9 +48,15 @@ class Facts:
     channels: int = 3
     value_range: tuple[float, float] | None = None  # what became 0 and 255 in files of more than 8 bits
     half: bool = False  # whether it computes in float16
+    int8: bool = False  # whether it computes in int8, but for its end
     conf: float = 0.0  # with nms inside: the least score of a detection
     iou: float = 0.7  # with nms inside: of two boxes of a class that overlap more, the weaker is dropped
     max_det: int = 300  # with output detections: rows of an image
+
+    @property
+    def arithmetic(self) -> str:
+        """fp32, fp16 or int8."""
+        return "int8" if self.int8 else "fp16" if self.half else "fp32"
 
     def texts(self) -> dict[str, str]:
         """The facts as a file holds them."""
@@ -66,6 +73,8 @@ def read_facts(texts: Mapping[str, str], place: str) -> Facts | None:
     try:
         schema = json.loads(texts["schema"])
         for name in Facts.__dataclass_fields__:
+            if name in LATER and name not in texts:
+                continue
             value = json.loads(texts[name])
             said[name] = tuple(value) if isinstance(value, list) else value
     except (KeyError, ValueError) as error:
