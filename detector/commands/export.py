@@ -13,7 +13,7 @@ from detector.config import words
 from detector.config.settings import ExportSettings, ValSettings, load_settings
 from detector.errors import CheckpointError, ConfigError
 from detector.export.accuracy import measure
-from detector.export.formats import FORMATS, check_format
+from detector.export.formats import FORMATS, Format, check_format
 from detector.export.images import some_images
 from detector.export.int8 import calibration
 from detector.export.write import Quantised, check_target, write_export
@@ -34,14 +34,14 @@ def run(options: argparse.Namespace) -> int:
     if settings.weights.exists() and is_export(settings.weights):
         raise CheckpointError(f"{settings.weights}: an export; name the checkpoint that it was made of")
     check_int8(settings)
-    form = check_format(settings.format, settings.nms is True, settings.int8)
+    form = check_format(settings.format, settings.nms is True, settings.half, settings.int8)
     path = checkpoint_file.weights_in(settings.weights)
     target = settings.to or path.with_name(f"{path.stem}{FORMATS[settings.format].suffix}")
-    check_target(target, settings.exist_ok)
+    check_target(target, settings.exist_ok, form)
     saved = checkpoint_file.read(path)
     network = network_of(saved, path).eval()
     network.head.choose(False if settings.nms == "end2end" else "auto")
-    facts = facts_of(settings, network, saved)
+    facts = facts_of(settings, form, network, saved)
     images, quantised = [], None
     if settings.int8:
         quantised, which = quantised_of(settings, path, network, facts, saved)
@@ -91,18 +91,19 @@ def quantised_of(
     return Quantised(feed, measured), which
 
 
-def facts_of(settings: ExportSettings, network: Network, saved: dict[str, Any]) -> Facts:
+def facts_of(settings: ExportSettings, form: Format, network: Network, saved: dict[str, Any]) -> Facts:
     """What the file is to say of itself."""
     imgsz = settings.imgsz or saved["imgsz"]
     check_side(network, imgsz)
-    dynamic = settings.batch == "dynamic"
+    dynamic = settings.batch == "dynamic" and not form.fixed
+    batch = 1 if settings.batch == "dynamic" else settings.batch
     inside, free = settings.nms is True, settings.nms == "end2end"
     return Facts(
         names=tuple(saved["names"]),
         imgsz=imgsz,
         output="detections" if inside or free else "raw",
         nms="inside" if inside else "none" if free else "outside",
-        batch=None if dynamic else settings.batch,
+        batch=None if dynamic else batch,
         dynamic=dynamic,
         stride=network.stride,
         channels=network.channels,

@@ -17,7 +17,7 @@ from torch import Tensor
 from detector.errors import ConfigError
 from detector.export.graph import ExportGraph
 from detector.export.int8 import Feed, quantise_onnx, quantise_openvino
-from detector.inference.runtimes.engines import KEY, silent_openvino
+from detector.inference.runtimes.engines import KEY, beside, silent_openvino
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -36,15 +36,21 @@ class Format(NamedTuple):
     nms: bool  # whether suppression can be inside
     int8: Callable[[ExportGraph, Path, Feed], str] | None = None  # as `write`, in int8 calibrated on these images
     int8_packages: tuple[tuple[str, str], ...] = ()  # that this needs besides
+    half: bool = True  # whether it can compute in float16
+    fixed: bool = False  # whether its files take one size alone, in batches of one number of images
+    beside: bool = False  # whether the facts are in a file of their own
 
 
-def check_format(name: str, suppresses: bool, int8: bool = False) -> Format:
+def check_format(name: str, suppresses: bool, half: bool = False, int8: bool = False) -> Format:
     """The format of that name. Raises ConfigError for what it cannot do, and where packages that it needs are missing,
     with the line that installs them."""
     form = FORMATS[name]
     if int8 and form.int8 is None:
         able = ", ".join(key for key, one in FORMATS.items() if one.int8)
         raise ConfigError(f"int8=true: {name} is not quantised here; int8=false, or one of {able}")
+    if half and not form.half:
+        able = ", ".join(key for key, one in FORMATS.items() if one.half)
+        raise ConfigError(f"half=true: {name} is written in float32 here; half=false, or one of {able}")
     packages = form.packages + (form.int8_packages if int8 else ())
     missing = [pip for module, pip in packages if find_spec(module) is None]
     if missing:
@@ -217,10 +223,21 @@ FORMATS = {
         "_openvino", (*ONNX, ("openvino", "openvino")), openvino, True, True, openvino_int8, (("nncf", "nncf"),)
     ),
     "torch_export": Format(".pt2", (), torch_export, runs=True, nms=False),
-    "tensorrt": Format(".engine", (*ONNX, ("tensorrt", "tensorrt")), tensorrt, runs=False, nms=True),
-    "coreml": Format(".mlpackage", (("coremltools", "coremltools"),), coreml, runs=False, nms=False),
-    "litert": Format(".tflite", (("litert_torch", "litert-torch"),), litert, runs=False, nms=False),
-    "executorch": Format(".pte", (("executorch", "executorch"),), executorch, runs=False, nms=False),
+    "tensorrt": Format(".engine", (*ONNX, ("tensorrt", "tensorrt")), tensorrt, runs=False, nms=True, beside=True),
+    "coreml": Format(".mlpackage", (("coremltools", "coremltools"),), coreml, runs=False, nms=False, fixed=True),
+    "litert": Format(
+        ".tflite",
+        (("litert_torch", "litert-torch"),),
+        litert,
+        runs=True,
+        nms=False,
+        half=False,
+        fixed=True,
+        beside=True,
+    ),
+    "executorch": Format(
+        ".pte", (("executorch", "executorch"),), executorch, True, False, half=False, fixed=True, beside=True
+    ),
 }
 
 
@@ -286,7 +303,7 @@ def _translations(graph: ExportGraph) -> dict[Callable, Callable | Sequence[Call
 
 def _write_beside(graph: ExportGraph, target: Path) -> None:
     """The facts in a file of their own, where the format has no place for them."""
-    target.with_suffix(".json").write_text(json.dumps(graph.facts.texts()), encoding="utf-8")
+    beside(target).write_text(json.dumps(graph.facts.texts()), encoding="utf-8")
 
 
 def _texts(graph: ExportGraph) -> dict[str, str]:

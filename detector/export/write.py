@@ -20,6 +20,7 @@ from detector.export.int8 import Feed
 from detector.export.parity import Parity, compare
 from detector.files import unfinished
 from detector.inference.infer import NetworkRuntime
+from detector.inference.runtimes.engines import beside
 from detector.inference.runtimes.exported import ExportedRuntime
 from detector.inference.runtimes.facts import Facts
 from detector.inference.runtimes.opening import open_export
@@ -62,7 +63,7 @@ def write_export(
         passed = proof is None or proof.passed
         final = target if passed else target.with_name(target.name + UNVERIFIED)
         for part in sorted(place.parent.iterdir(), key=lambda one: one == place):  # what lies beside it first
-            _put(part, final.with_name(part.name) if part != place else final)
+            _put(part, final.with_name(part.name.replace(place.name, final.name, 1)))
     say(f"{'export' if passed else 'unproved':9} {final}")
     return passed
 
@@ -72,14 +73,13 @@ def _proof(network: Network, place: Path, images: Images, quantised: Quantised |
     return compare(checkpoint, exported, images) if quantised is None else quantised.measure(checkpoint, exported)
 
 
-def check_target(target: Path, exist_ok: bool) -> None:
+def check_target(target: Path, exist_ok: bool, form: Format) -> None:
     """Raise ConfigError where an export cannot be put there, or should not."""
     if not target.parent.is_dir():
         raise ConfigError(f"to={target.parent}: no such folder; name a file in a folder that is there")
-    if not target.exists():
-        return
-    if not exist_ok:
-        raise ConfigError(f"to={target}: exists; choose another name, or replace it with exist_ok=true")
+    there = [one for one in (target, *([beside(target)] if form.beside else ())) if one.exists()]
+    if there and not exist_ok:
+        raise ConfigError(f"to={there[0]}: exists; choose another name, or replace it with exist_ok=true")
     if target.is_dir() and not _is_ours(target):
         raise ConfigError(f"to={target}: a folder with other things in it; choose another name")
 

@@ -59,10 +59,15 @@ def open_engine(path: Path, device: str = "auto") -> Engine:
     return OPENERS[path.suffix.lower()](path, str(device).strip().lower())
 
 
-def need(package: str, what: str) -> None:
-    """Raise ConfigError unless a package is installed, with the line that installs it."""
+def need(package: str, what: str, pip: str | None = None) -> None:
+    """Raise ConfigError unless a package is installed, with the line that installs it; `pip`: another name there."""
     if find_spec(package) is None:
-        raise ConfigError(f"{what} needs {package}, which is not installed: pip install {package}")
+        raise ConfigError(f"{what} needs {pip or package}, which is not installed: pip install {pip or package}")
+
+
+def beside(path: Path) -> Path:
+    """The file that holds the facts of one whose format has no place for them."""
+    return path.with_name(f"{path.name}.json")
 
 
 @contextmanager
@@ -171,11 +176,59 @@ def _torch_export(path: Path, device: str) -> Engine:
     return Engine(_by_module(module, torch.device("cpu")), texts, (None, None, None, None), "torch.export on cpu")
 
 
+def _litert(path: Path, device: str) -> Engine:
+    need("ai_edge_litert", f"{path.name}: a LiteRT model", "ai-edge-litert")
+    _only_on_cpu(device, "LiteRT models run")
+    from ai_edge_litert.interpreter import Interpreter
+
+    with _opening(path):
+        interpreter = Interpreter(str(path), num_threads=torch.get_num_threads())
+        interpreter.allocate_tensors()
+        (image, *_), (output, *_) = interpreter.get_input_details(), interpreter.get_output_details()
+
+    def run(images: Tensor) -> Tensor:
+        interpreter.set_tensor(image["index"], images.numpy())
+        interpreter.invoke()
+        return _host(interpreter.get_tensor(output["index"]))
+
+    return Engine(run, _texts_beside(path), tuple(image["shape"].tolist()), "LiteRT on cpu")
+
+
+def _executorch(path: Path, device: str) -> Engine:
+    need("executorch", f"{path.name}: an ExecuTorch program")
+    _only_on_cpu(device, "ExecuTorch programs run")
+    from executorch.runtime import Runtime
+
+    with _opening(path):
+        program = Runtime.get().load_program(path)
+        method = program.load_method("forward")
+        shape = tuple(method.metadata.input_tensor_meta(0).sizes())
+
+    def run(images: Tensor) -> Tensor:
+        return method.execute([images])[0].float().clone()  # its memory is the next call's
+
+    return Engine(run, _texts_beside(path), shape, "ExecuTorch on cpu")
+
+
+def _texts_beside(path: Path) -> dict[str, str]:
+    """The facts of a file that are in another one beside it; none where that is not there."""
+    file = beside(path)
+    if not file.is_file():
+        return {}
+    try:
+        held = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{file}: damaged ({error}); export {path.name} again") from None
+    return held if isinstance(held, dict) else {}
+
+
 OPENERS: dict[str, Callable[[Path, str], Engine]] = {
     ".onnx": _onnx,
     ".xml": _openvino,
     ".torchscript": _torchscript,
     ".pt2": _torch_export,
+    ".tflite": _litert,
+    ".pte": _executorch,
 }
 
 
