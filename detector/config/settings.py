@@ -270,7 +270,7 @@ class ExportSettings(Group):
     half: Annotated[bool, Field(description="compute in float16")] = False
     int8: Annotated[bool, Field(description="compute in int8, calibrated on the data set")] = False
     data: Annotated[FilePath | None, Field(description="the data set's YAML; left out: the checkpoint's")] = None
-    calibration: Annotated[AtLeastOne, Field(description="with int8=true: images of the training split")] = 128
+    calibration: Annotated[AtLeastOne, Field(description="with int8=true: images of the training split")] = 64
     max_loss: Annotated[Fraction, Field(description="with int8=true: the loss of mAP50-95 that is allowed")] = 0.01
     nms: Annotated[
         bool | Literal["auto", "end2end"],

@@ -183,15 +183,15 @@ def coreml(graph: ExportGraph, target: Path) -> str:
     import coremltools as library
 
     facts = graph.facts
-    traced = torch.jit.trace(graph, _example(graph), check_trace=False)
-    shape = (facts.batch or 1, facts.channels, facts.imgsz, facts.imgsz)
-    model = library.convert(
-        traced,
-        inputs=[library.TensorType(INPUT, shape=shape)],
-        outputs=[library.TensorType(OUTPUT)],
-        convert_to="mlprogram",
-        compute_precision=library.precision.FLOAT16 if facts.half else library.precision.FLOAT32,
-    )
+    shape = (facts.batch, facts.channels, facts.imgsz, facts.imgsz)
+    with _quiet():
+        model = library.convert(
+            _program(graph).run_decompositions({}),  # of a trace it cannot convert the integers
+            inputs=[library.TensorType(INPUT, shape=shape)],
+            outputs=[library.TensorType(OUTPUT)],
+            convert_to="mlprogram",
+            compute_precision=library.precision.FLOAT16 if facts.half else library.precision.FLOAT32,
+        )
     model.user_defined_metadata.update(facts.texts())
     model.save(str(target))
     return f"Core ML program of coremltools {library.__version__}"
@@ -200,7 +200,8 @@ def coreml(graph: ExportGraph, target: Path) -> str:
 def litert(graph: ExportGraph, target: Path) -> str:
     import litert_torch as library
 
-    library.convert(graph, (_example(graph),)).export(str(target))
+    with _quiet():
+        library.convert(graph, (_example(graph),)).export(str(target))
     _write_beside(graph, target)
     return "LiteRT flat buffer"
 
@@ -209,8 +210,9 @@ def executorch(graph: ExportGraph, target: Path) -> str:
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
 
-    lowered = to_edge_transform_and_lower(_program(graph), partitioner=[XnnpackPartitioner()])
-    target.write_bytes(lowered.to_executorch().buffer)
+    with _quiet():
+        lowered = to_edge_transform_and_lower(_program(graph), partitioner=[XnnpackPartitioner()])
+        target.write_bytes(lowered.to_executorch().buffer)
     _write_beside(graph, target)
     return "ExecuTorch program for XNNPACK"
 

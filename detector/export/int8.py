@@ -66,7 +66,8 @@ def quantise_onnx(source: Path, target: Path, feed: Feed, name: str) -> onnx.Mod
     makers = {output: node for node in model.graph.node for output in node.output}
     kept = up_to_convolutions(
         [makers[output.name] for output in model.graph.output],
-        lambda node: [makers[one] for one in node.input if one in makers],
+        # the shape of a map of any layer is that of a grid of anchors: its numbers are not the layer's
+        lambda node: [makers[one] for one in node.input if one in makers and node.op_type != "Shape"],
         lambda node: node.op_type == "Conv",
         lambda node: node.name,
     )
@@ -90,7 +91,9 @@ def quantise_openvino(model: openvino.Model, feed: Feed) -> openvino.Model:
     library = silent_nncf()
     kept = up_to_convolutions(
         [result.input(0).get_source_output().get_node() for result in model.get_results()],
-        lambda node: [one.get_source_output().get_node() for one in node.inputs()],
+        lambda node: (
+            [] if node.get_type_name() == "ShapeOf" else [one.get_source_output().get_node() for one in node.inputs()]
+        ),
         lambda node: node.get_type_name() in ("Convolution", "GroupConvolution"),
         lambda node: node.get_friendly_name(),
     )
