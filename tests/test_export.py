@@ -1,6 +1,7 @@
 """`detector export`: files that find what the checkpoint finds, and nothing left behind where they do not."""
 
 import json
+import os
 import re
 import runpy
 import socket
@@ -257,7 +258,8 @@ def test_nothing_is_replaced_unasked_and_a_failure_leaves_nothing(tmp_path, best
     assert "exist_ok=true" in capsys.readouterr().err
 
     def full(*arguments, **more):
-        target.with_name(".m.torchscript.unfinished").joinpath("m.torchscript").write_bytes(b"half of it")
+        (folder,) = tmp_path.glob(".m.torchscript.*.unfinished")
+        folder.joinpath("m.torchscript").write_bytes(b"half of it")
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
@@ -408,3 +410,39 @@ def test_the_docs_have_every_fact_and_every_format():
     rows = re.findall(r"^\|([^|]*)\|", text.partition("## Metadata")[2], flags=re.M)
     assert set(re.findall(r"`(\w+)`", "".join(rows))) == Facts(NAMES, 96).texts().keys()
     assert set(re.findall(r"^\| `(\w+)` \| NAME", text, flags=re.M)) == formats.FORMATS.keys()
+
+
+# --- what stands in the way ------------------------------------------------------------------------------------------
+
+
+def test_what_two_calls_write_at_once_is_whole_and_what_killed_ones_left_goes(tmp_path):
+    """Each has a folder of its own, whatever the other does; one of a killed call stays for a day."""
+    target = tmp_path / "m[1].onnx"
+    new, old = (tmp_path / f".m[1].onnx.{name}.unfinished" for name in ("new", "old"))
+    for folder in (new, old):
+        folder.mkdir()
+    os.utime(old, (0, 0))
+    with write._beside(target) as one:
+        one.write_text("one")
+        with write._beside(target) as other:
+            other.write_text("other")
+            write._put(other, target)
+        write._put(one, target)
+    assert target.read_text() == "one"
+    assert sorted(tmp_path.iterdir()) == sorted([target, new])
+
+
+@pytest.mark.parametrize("name", ["torchscript", "torch_export"])
+def test_a_full_disk_is_told_and_leaves_nothing(name, tmp_path, best, capsys):
+    """By a limit at which the system refuses: torch's own writer would end the process."""
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        status = run("export", best, tmp_path / "m", f"format={name}", "batch=1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert status == 2
+    assert "File too large; make room" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -109,7 +112,8 @@ def torchscript(graph: ExportGraph, target: Path) -> str:
     """By a trace, of which sizes stay free where they are computed from the input's."""
     with _quiet():
         traced = torch.jit.trace(graph, _example(graph), check_trace=False)
-        torch.jit.save(traced, str(target), _extra_files=_texts(graph))
+        torch.jit.save(traced, held := io.BytesIO(), _extra_files=_texts(graph))
+    target.write_bytes(held.getbuffer())  # torch's own writer ends the process where the disk is full
     return f"TorchScript of torch {torch.__version__}"
 
 
@@ -133,7 +137,10 @@ def _openvino(graph: ExportGraph, target: Path, feed: Feed | None) -> str:
         model = quantise_openvino(model, feed)
     model.set_rt_info(json.dumps(graph.facts.texts()), [KEY])
     file = target / f"{target.name.removesuffix('_openvino')}.xml"
-    library.save_model(model, str(file), graph.facts.half)
+    try:
+        library.save_model(model, str(file), graph.facts.half)
+    except RuntimeError as error:  # it reads no reason off a stream that fails
+        raise OSError(errno.EIO, f"OpenVINO stops ({str(error).strip().splitlines()[0][:200]})", str(file)) from None
     del model
     sizes = "" if feed is None else f", int8; {_mib(file.with_suffix('.bin'))}, in float {_mib(between)}"
     between.unlink()
@@ -142,11 +149,12 @@ def _openvino(graph: ExportGraph, target: Path, feed: Feed | None) -> str:
 
 def torch_export(graph: ExportGraph, target: Path) -> str:
     with _quiet():
-        torch.export.save(_program(graph), target, extra_files=_texts(graph))
+        torch.export.save(_program(graph), held := io.BytesIO(), extra_files=_texts(graph))
+    target.write_bytes(held.getbuffer())
     return f"torch.export program of torch {torch.__version__}"
 
 
-# --- formats that need a machine or packages that are not here: nobody has run what these write ----------------------
+# --- formats of packages that bring much along, and of machines that are not here ------------------------------------
 
 
 def tensorrt(graph: ExportGraph, target: Path) -> str:
@@ -180,11 +188,11 @@ def tensorrt(graph: ExportGraph, target: Path) -> str:
 
 
 def coreml(graph: ExportGraph, target: Path) -> str:
-    import coremltools as library
-
     facts = graph.facts
     shape = (facts.batch, facts.channels, facts.imgsz, facts.imgsz)
-    with _quiet():
+    with _converting("coreml", "coremltools"):
+        import coremltools as library
+
         model = library.convert(
             _program(graph).run_decompositions({}),  # of a trace it cannot convert the integers
             inputs=[library.TensorType(INPUT, shape=shape)],
@@ -198,19 +206,19 @@ def coreml(graph: ExportGraph, target: Path) -> str:
 
 
 def litert(graph: ExportGraph, target: Path) -> str:
-    import litert_torch as library
+    with _converting("litert", "litert-torch"):
+        import litert_torch as library
 
-    with _quiet():
         library.convert(graph, (_example(graph),)).export(str(target))
     _write_beside(graph, target)
     return "LiteRT flat buffer"
 
 
 def executorch(graph: ExportGraph, target: Path) -> str:
-    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-    from executorch.exir import to_edge_transform_and_lower
+    with _converting("executorch", "executorch"):
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+        from executorch.exir import to_edge_transform_and_lower
 
-    with _quiet():
         lowered = to_edge_transform_and_lower(_program(graph), partitioner=[XnnpackPartitioner()])
         target.write_bytes(lowered.to_executorch().buffer)
     _write_beside(graph, target)
@@ -323,6 +331,26 @@ def _patched(module: object, name: str, value: object) -> Iterator[None]:
     finally:
         if before is not None:
             setattr(module, name, before)
+
+
+# What was converted with torch 2.14.1: these packages bring a converter that follows torch's insides.
+TRIED = {"coremltools": "9.0", "litert-torch": "0.10.0", "executorch": "1.5.1"}
+
+
+@contextmanager
+def _converting(name: str, package: str) -> Iterator[None]:
+    """A context for a converter, without its log; whatever it raises becomes a ConfigError that says what works."""
+    try:
+        with _quiet(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            yield
+    except OSError:  # the place that is written to
+        raise
+    except Exception as error:  # of any kind: they fail anywhere inside
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(
+            f"format={name}: {package} {version(package)} cannot convert this network with torch {torch.__version__} "
+            f"({first[:200]}); what works together: pip install torch==2.14.1 {package}=={TRIED[package]}"
+        ) from error
 
 
 @contextmanager

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
+import tempfile
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +21,7 @@ from detector.export.graph import ExportGraph
 from detector.export.images import Images
 from detector.export.int8 import Feed
 from detector.export.parity import Parity, compare
-from detector.files import unfinished
+from detector.files import UNFINISHED
 from detector.inference.infer import NetworkRuntime
 from detector.inference.runtimes.engines import beside
 from detector.inference.runtimes.exported import ExportedRuntime
@@ -91,10 +94,15 @@ def _is_ours(folder: Path) -> bool:
 
 @contextmanager
 def _beside(target: Path) -> Iterator[Path]:
-    """A context that gives a path of the target's name, in a folder that is gone when the context is left."""
-    folder = unfinished(target)
-    shutil.rmtree(folder, ignore_errors=True)  # of a call that was killed
-    folder.mkdir()
+    """A context that gives a path of the target's name, in a folder that is gone when the context is left.
+
+    It is this call's own: others may be writing the same file. What a call that was killed left, a later one removes.
+    """
+    for left in target.parent.glob(f".{glob.escape(target.name)}.*{UNFINISHED}"):
+        with suppress(OSError):
+            if left.stat().st_mtime < time.time() - 86400:
+                shutil.rmtree(left, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(UNFINISHED, f".{target.name}.", target.parent))
     try:
         yield folder / target.name
     finally:
