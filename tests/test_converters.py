@@ -70,7 +70,7 @@ def test_a_converter_that_fails_says_which_versions_work(monkeypatch):
 def test_what_a_format_cannot_compute_in_is_refused(monkeypatch, tmp_path, best, capsys):
     monkeypatch.setattr(formats, "find_spec", lambda module: True)
     for name in ("litert", "executorch"):
-        assert run("export", best, tmp_path / "m", f"format={name}", "half=true") == 2
+        assert run("export", best, tmp_path / f"m{formats.FORMATS[name].suffix}", f"format={name}", "half=true") == 2
         assert f"half=true: {name} is written in float32" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 

@@ -292,6 +292,9 @@ def test_words_that_contradict_the_model_are_refused(tmp_path, best, raw, capsys
         (("nms=end2end",), "no branch whose boxes need no suppression"),
         (("nms=true", "format=torchscript"), "one of onnx, openvino"),
         (("imgsz=100",), "must be a multiple of 32"),
+        (("imgsz=[320,640]",), "the network's input is square"),
+        ((f"to={tmp_path / 'm'}",), "write m.onnx"),
+        ((f"to={tmp_path / 'm.onnx'}", "format=torchscript"), "write m.onnx.torchscript"),
         (("format=onnxx",), "format='onnxx'"),
         (("int8=true",), "needs a data set to calibrate on"),
         ((f"to={tmp_path / 'no' / 'm.onnx'}",), "no such folder"),
@@ -440,7 +443,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(name, tmp_path, best, capsys):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
-        status = run("export", best, tmp_path / "m", f"format={name}", "batch=1")
+        status = run("export", best, tmp_path / f"m{formats.FORMATS[name].suffix}", f"format={name}", "batch=1")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert status == 2

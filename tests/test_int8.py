@@ -1,6 +1,9 @@
 """Exports in int8: what is refused before any work, what is calibrated on, what stays float, and the loss of mAP."""
 
 import importlib.util
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import cv2
@@ -174,6 +177,17 @@ def test_int8_with_suppression_inside_and_of_one_size(words, tmp_path, best, dat
     found = detector.load(target).predict(data.parent / "images" / "val", conf=0.1)
     assert sum(len(one.boxes) for one in found) > 0
     assert [one.name for one in tmp_path.iterdir()] == ["m.onnx"]
+
+
+def test_int8_where_the_locale_cannot_spell_the_place(tmp_path, best, data):
+    folder = tmp_path / "dätá"
+    folder.mkdir()
+    place = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    words = (best, folder / "m.onnx", "int8=true", f"data={data}", "calibration=2")
+    command = [sys.executable, "-m", "detector", "export", *map(str, words)]
+    done = subprocess.run(command, env={**os.environ, **place}, capture_output=True, text=True, errors="replace")
+    assert done.returncode == 0, done.stderr
+    assert [one.name for one in folder.iterdir()] == ["m.onnx"]
 
 
 @needs_nncf

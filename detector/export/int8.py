@@ -73,7 +73,7 @@ def quantise_onnx(source: Path, target: Path, feed: Feed, name: str) -> onnx.Mod
     )
     with _silenced(logging.getLogger()):
         quantize_static(
-            str(source),
+            model,  # not its path, which ONNX's own code cannot spell in every locale
             str(target),
             Reader(),
             quant_format=QuantFormat.QDQ,

@@ -78,6 +78,8 @@ def _proof(network: Network, place: Path, images: Images, quantised: Quantised |
 
 def check_target(target: Path, exist_ok: bool, form: Format) -> None:
     """Raise ConfigError where an export cannot be put there, or should not."""
+    if form.suffix.startswith(".") and target.suffix.lower() != form.suffix:  # by which it is opened again
+        raise ConfigError(f"to={target}: {form.suffix} is how such a file ends; write {target.name}{form.suffix}")
     if not target.parent.is_dir():
         raise ConfigError(f"to={target.parent}: no such folder; name a file in a folder that is there")
     there = [one for one in (target, *([beside(target)] if form.beside else ())) if one.exists()]

@@ -5,6 +5,7 @@ A library is imported when a file needs it and not before.
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import warnings
@@ -117,7 +118,8 @@ def _onnx(path: Path, device: str) -> Engine:
     options.log_severity_level = 3  # errors: warnings about a graph are not its user's
     providers = ["CUDAExecutionProvider"] * (cuda and device != "cpu") + ["CPUExecutionProvider"]
     with _opening(path):
-        session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+        file = str(path) if _spelt(path) else path.read_bytes()
+        session = onnxruntime.InferenceSession(file, options, providers=providers)
     (image, *_), output = session.get_inputs(), session.get_outputs()[0].name
     kind = np.float16 if image.type == "tensor(float16)" else np.float32
 
@@ -158,7 +160,8 @@ def _torchscript(path: Path, device: str) -> Engine:
     target, held = choose_device(device), {f"{KEY}.json": ""}
     with _opening(path), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that TorchScript is deprecated is not news to its reader
-        module = torch.jit.load(str(path), map_location=target, _extra_files=held).eval()
+        file = str(path) if _spelt(path) else io.BytesIO(path.read_bytes())
+        module = torch.jit.load(file, map_location=target, _extra_files=held).eval()
         texts = json.loads(held[f"{KEY}.json"] or "{}")
     return Engine(_by_module(module, target), texts, (None, None, None, None), f"TorchScript on {target}")
 
@@ -230,6 +233,15 @@ OPENERS: dict[str, Callable[[Path, str], Engine]] = {
     ".tflite": _litert,
     ".pte": _executorch,
 }
+
+
+def _spelt(path: Path) -> bool:
+    """Whether libraries that are not written in Python can be told the path: it is UTF-8 as this locale reads it."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _only_on_cpu(device: str, what: str) -> None:
