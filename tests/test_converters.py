@@ -80,7 +80,6 @@ def test_facts_beside_a_file_go_where_it_goes(tmp_path):
     target.with_name("m.tflite.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"m\.tflite\.json: exists"):
         write.check_target(target, False, formats.FORMATS["litert"])
-    write.check_target(target, False, formats.FORMATS["onnx"])
     assert _texts_beside(target) == {}
     target.with_name("m.tflite.json").write_text("{")
     with pytest.raises(CheckpointError, match="damaged"):
