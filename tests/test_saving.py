@@ -3,7 +3,7 @@
 import copy
 import subprocess
 import sys
-from threading import Event
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -44,6 +44,7 @@ def test_a_tensor_that_is_not_finite_is_never_saved(tmp_path, name):
     run.state = state
     saving.save(run)
     saving.settle(run)
+    assert "beside the run" not in [thread.name for thread in threading.enumerate()]  # so that loaders may be forked
     before = run.last.read_bytes()
     state.network.state_dict()[name].view(-1)[0] = float("inf")
     saving.save(run)
@@ -56,7 +57,7 @@ def test_a_tensor_that_is_not_finite_is_never_saved(tmp_path, name):
 def test_what_is_written_is_the_state_at_the_edge_of_the_window(tmp_path, monkeypatch):
     """However far the run has gone before the disk takes it."""
     run, state = bare_run(tmp_path), new_state()
-    run.state, slow, write = state, Event(), checkpoint_file.write
+    run.state, slow, write = state, threading.Event(), checkpoint_file.write
     monkeypatch.setattr(checkpoint_file, "write", lambda *arguments: slow.wait(60) and write(*arguments))
     before = copy.deepcopy(state.state_dict())
     saving.save(run)
