@@ -156,9 +156,9 @@ def wins(rival: Tensor, place: Tensor, overlap: Tensor, box: Tensor, places: int
 
 def compact(given: Tensor, size: int, image: Tensor, anchor: Tensor, box: Tensor, score: Tensor) -> Assignment:
     """The pairs that are given, in their order, in `size` places, of which they need no more; all tensors are (P,)."""
-    number = given.cumsum(0)
-    index = torch.zeros(size + 1, dtype=torch.int64, device=given.device)
-    pairs = torch.arange(len(given), device=given.device)
-    index = index.scatter_(0, torch.where(given, number - 1, size), pairs)[:size]  # the last place takes the others
-    filled = torch.arange(size, device=given.device) < number[-1]
+    number, pairs = given.cumsum(0), torch.arange(len(given), device=given.device)
+    place = torch.where(given, number - 1, size)  # the last one takes those that are not given
+    # What is left over is of pairs that differ: a GPU adds up gradients of one and the same pair one by one.
+    index = torch.arange(size + 1, device=given.device).scatter_(0, place, pairs)[:size]
+    filled = pairs[:size] < number[-1]
     return Assignment(image[index], anchor[index], box[index], torch.where(filled, score[index], 0))
