@@ -60,9 +60,12 @@ def assert_ends_like(folder, whole):
     assert (folder / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
 
 
-@pytest.mark.parametrize(("number", "status"), SIGNALS)
-def test_a_signal_saves_and_stops_with_its_status(tmp_path, common, whole, number, status):
-    process = start(tmp_path, common, "workers=2")
+@pytest.mark.parametrize(
+    ("number", "status", "method"), [*((*one, "auto") for one in SIGNALS), (*SIGNALS[-1], "forkserver")]
+)
+def test_a_signal_saves_and_stops_with_its_status(tmp_path, common, whole, number, status, method):
+    """By a forkserver, which takes seconds to begin, the signal finds no loader process yet."""
+    process = start(tmp_path, common, "workers=2", f"multiprocessing_start={method}")
     folder = tmp_path / "run"
     wait_for(folder / "weights" / "last.pt", process)
     time.sleep(0.3)

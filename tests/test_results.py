@@ -327,13 +327,16 @@ def test_a_bar_is_drawn_on_a_terminal_alone():
         def isatty(self):
             return True
 
-    bar = Terminal()
+    def monitors():
+        return [thread for thread in threading.enumerate() if thread.name.startswith("tqdm")]
+
+    bar, before = Terminal(), monitors()  # a library of another test may have one
     with Looking(2, Written(), bar) as looking:
         looking.tell(found())
         looking.tell(found("b.png"))
     assert "/2" in "".join(bar)
     assert "images" in "".join(bar)
-    assert not any(thread.name.startswith("tqdm") for thread in threading.enumerate())
+    assert monitors() == before
 
 
 def test_each_video_has_a_bar_of_its_own_and_images_are_counted_among_all_sources():

@@ -193,6 +193,7 @@ class Workers:
                 _in_thread(partial(self._start_all, method, dataset, make), waiting)
         except (OSError, EOFError) as error:
             self.close()
+            waiting()  # a signal to all that was started from a terminal ends a forkserver, too
             raise TrainingError(
                 f"cannot start {count} loader processes by {method}: {error}; use workers=0, which needs none, "
                 "or another multiprocessing_start"
