@@ -227,10 +227,16 @@ def executorch(graph: ExportGraph, target: Path) -> str:
 
 ONNX = (("onnx", "onnx"), ("onnxscript", "onnxscript"))
 FORMATS = {
-    "onnx": Format(".onnx", (*ONNX, ("onnxruntime", "onnxruntime")), onnx, True, True, onnx_int8),
+    "onnx": Format(".onnx", (*ONNX, ("onnxruntime", "onnxruntime")), onnx, runs=True, nms=True, int8=onnx_int8),
     "torchscript": Format(".torchscript", (), torchscript, runs=True, nms=False),
     "openvino": Format(
-        "_openvino", (*ONNX, ("openvino", "openvino")), openvino, True, True, openvino_int8, (("nncf", "nncf"),)
+        "_openvino",
+        (*ONNX, ("openvino", "openvino")),
+        openvino,
+        runs=True,
+        nms=True,
+        int8=openvino_int8,
+        int8_packages=(("nncf", "nncf"),),
     ),
     "torch_export": Format(".pt2", (), torch_export, runs=True, nms=False),
     "tensorrt": Format(".engine", (*ONNX, ("tensorrt", "tensorrt")), tensorrt, runs=False, nms=True, beside=True),
@@ -246,7 +252,14 @@ FORMATS = {
         beside=True,
     ),
     "executorch": Format(
-        ".pte", (("executorch", "executorch"),), executorch, True, False, half=False, fixed=True, beside=True
+        ".pte",
+        (("executorch", "executorch"),),
+        executorch,
+        runs=True,
+        nms=False,
+        half=False,
+        fixed=True,
+        beside=True,
     ),
 }
 

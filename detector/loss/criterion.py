@@ -97,7 +97,7 @@ class DetectionLoss:
     def cells(self, predictions: RawOutput, targets: Targets) -> tuple[Tensor, Tensor]:
         """`cells_inside` the boxes, found on the host and sent to where the predictions are."""
         logits = predictions.logits
-        boxes_xyxy = targets.host_boxes_xyxy.to(at_least_fp32(logits[:0]).dtype)
+        boxes_xyxy = targets.host_boxes_xyxy.to(torch.promote_types(logits.dtype, torch.float32))
         box, anchor = cells_inside(boxes_xyxy, predictions.shapes, self.strides)
         return sent(box, logits.device), sent(anchor, logits.device)
 
