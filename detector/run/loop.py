@@ -221,6 +221,7 @@ def validate(run: Run, network: Network) -> Evaluation | None:
     batches = run.loaders.validation.batches(size, *share, run.interruption.end_wait)
     found: dict[int, Detections] = {}
     with distributed.together(run.device), suppress(StopWaiting):
+        saving.settle(run)  # loader processes may be started now
         found |= detect(
             NetworkRuntime(network, run.device, run.state.precision.autocast),
             batches,
