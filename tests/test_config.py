@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from detector.config import foreign
+from detector.config.groups import PUBLIC
 from detector.config.settings import InfoSettings, PredictSettings, Settings, TuneSettings, ValSettings, load_settings
 from detector.errors import ConfigError, did_you_mean
 from detector.run.build import chosen_optimizer
@@ -29,7 +30,7 @@ def refusal(file, *overrides, cls=Settings):
 
 def test_defaults_are_those_that_users_know():
     settings = load_settings(Settings, None, ["data=d.yaml"])
-    known = """epochs 100, batch 16, imgsz 640, nbs 64, lr0 0.01, lrf 0.01, momentum 0.937, weight_decay 0.0005,
+    known = """epochs 100, batch 16, imgsz 640, lr0 0.01, lrf 0.01, momentum 0.937, weight_decay 0.0005,
         warmup_epochs 3, warmup_momentum 0.8, warmup_bias_lr 0.1, box 7.5, cls 0.5, dfl 1.5, hsv_h 0.015, hsv_s 0.7,
         hsv_v 0.4, translate 0.1, scale 0.5, fliplr 0.5, mosaic 1, patience 100, seed 0"""
     for key, value in (pair.split() for pair in known.split(",")):
@@ -171,6 +172,11 @@ def test_files_that_are_no_settings_are_refused(tmp_path):
         ("resume=false", "resume", None),
         ("lr0=1e-3", "lr0", 0.001),
         ("close_mosaic=AUTO", "close_mosaic", "auto"),
+        ("nbs=AUTO", "nbs", "auto"),
+        ("nbs=1e2", "nbs", 100),
+        ("ema_tau=Auto", "ema_tau", "auto"),
+        ("ema_tau=500.0", "ema_tau", 500.0),
+        ("recipe=Public", "recipe", "public"),
     ],
 )
 def test_a_value_is_taken_in_any_spelling_that_is_plain(word, key, value):
@@ -347,7 +353,9 @@ def test_warmup_leaves_at_least_the_last_epoch():
 
 def test_auto_optimizer_follows_the_length_of_the_run_and_what_was_written_wins():
     def chosen(images, *words, classes=3):
-        return chosen_optimizer(load_settings(Settings, None, ["data=d", *words]), Cut(16, 4), images, classes)
+        return chosen_optimizer(
+            load_settings(Settings, None, ["data=d", "nbs=64", *words]), Cut(16, 4), images, classes
+        )
 
     assert chosen(100 * 64) == ("AdamW", 0.001429, 0.9, 0.0)  # 10,000 iterations of 64 in 100 epochs
     assert chosen(100 * 64 + 1) == ("MuSGD", 0.01, 0.9, 0.0)
@@ -381,8 +389,18 @@ def test_autos_iterations_are_nominal_batches(cut, words, nominal):
         (10_000, nominal, "AdamW"),
         (10_001, 1, "MuSGD"),
     ]:
-        settings = load_settings(Settings, None, ["data=d", f"epochs={epochs}", *words])
+        settings = load_settings(Settings, None, ["data=d", "nbs=64", f"epochs={epochs}", *words])
         assert chosen_optimizer(settings, cut, images, 3).optimizer == expected
+
+
+def test_the_public_recipe_fills_in_what_was_left_out_and_no_more():
+    own, public, mixed = (
+        load_settings(Settings, None, ["data=d", *words])
+        for words in ((), ("recipe=public",), ("close_mosaic=0", "recipe=PUBLIC"))
+    )
+    assert {key for key, value in public if value != getattr(own, key)} == {"recipe", *PUBLIC}
+    assert (public.nbs, public.ema_tau, public.close_mosaic) == (64, 2000.0, 10)
+    assert (mixed.nbs, mixed.close_mosaic) == (64, 0)
 
 
 def test_shipped_run_configs_load():

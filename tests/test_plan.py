@@ -8,6 +8,7 @@ from detector.step.plan import (
     Cut,
     Window,
     count_steps,
+    enough_steps,
     epoch_windows,
     input_side,
     input_sides,
@@ -65,6 +66,23 @@ def test_lr_grows_only_with_windows_beyond_nominal(batch, devices, nbs, per_devi
 
 def test_halves_round_up_and_not_to_even():
     assert [nominal_cut(nbs, 2).accumulate for nbs in (1, 3, 5, 7)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("images", "epochs", "nbs"),
+    [
+        (118_287, 100, 64),
+        (640, 100, 64),  # 10 steps of 64 an epoch, 1,000 in all
+        (640, 99, 32),  # 990, and 20 of 32 are 1,980
+        (205, 60, 16),  # 240 of 64, 420 of 32
+        (45, 60, 16),
+        (1, 1, 16),  # nothing would make them enough
+        (1, 1000, 64),  # nothing would make more of them
+        (640 / 4, 400, 64),  # each device's share
+    ],
+)
+def test_the_nominal_batch_is_the_largest_that_makes_enough_steps(images, epochs, nbs):
+    assert enough_steps(images, epochs) == nbs
 
 
 def test_an_epoch_is_spread_evenly_over_its_windows():

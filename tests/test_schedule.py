@@ -11,7 +11,7 @@ from detector.model.network import build_network
 from detector.run.build import chosen_optimizer, class_parameters, schedule_of
 from detector.step.optim import build_optimizer, set_rates
 from detector.step.plan import Cut
-from detector.step.schedule import Leg, Schedule, ema_decay, extended
+from detector.step.schedule import EMA_LIMIT, EMA_SHARE, Leg, Schedule, ema_decay, extended
 
 
 def schedule(**changes):
@@ -119,10 +119,22 @@ def test_gains_without_others_for_the_last_epoch_stay():
     assert schedule().gains_at(70.0) is None
 
 
-def test_ema_decay_follows_its_formula():
-    assert ema_decay(1) == pytest.approx(0.9999 * (1 - math.exp(-1 / 2000)))
-    assert ema_decay(2000) == pytest.approx(0.9999 * (1 - math.exp(-1)))
-    assert ema_decay(10**6) == pytest.approx(0.9999)
+def test_ema_decay_with_a_tau_follows_its_formula():
+    assert ema_decay(1, 2000) == pytest.approx(0.9999 * (1 - math.exp(-1 / 2000)))
+    assert ema_decay(2000, 2000) == pytest.approx(0.9999 * (1 - math.exp(-1)))
+    assert ema_decay(10**6, 2000) == pytest.approx(0.9999)
+
+
+@pytest.mark.parametrize("steps", [100, 1000, 20_000])
+def test_an_ema_without_tau_is_over_the_same_share_of_a_run_of_any_length(steps):
+    """The mean age of what is averaged, in steps, by a slow sum of the weights that each step has in the end."""
+    weight, age = 1.0, 0.0
+    for step in range(steps, 0, -1):
+        age += weight * (1 - ema_decay(step)) * (steps - step)
+        weight *= ema_decay(step)
+    assert weight < 1e-3  # nothing is left of where the network began
+    assert age / steps == pytest.approx(EMA_SHARE / (1 + EMA_SHARE), rel=0.1)
+    assert ema_decay(10**7) == EMA_LIMIT
 
 
 def test_each_group_warms_up_to_its_own_rate_and_keeps_it():
@@ -154,7 +166,7 @@ def test_each_group_warms_up_to_its_own_rate_and_keeps_it():
 )
 def test_momentum_and_biases_warm_up_by_optimizer(words, first, last, bias):
     """Adam's first beta does not move. From the settings to what an optimizer's groups are given."""
-    settings, cut = load_settings(Settings, None, ["data=d", *words]), Cut(4, 2)
+    settings, cut = load_settings(Settings, None, ["data=d", "nbs=64", *words]), Cut(4, 2)
     network = build_network(TINY, nc=2)
     choice = chosen_optimizer(settings, cut, 8, 2)
     settings = settings.model_copy(update=choice._asdict())

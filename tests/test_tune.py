@@ -19,7 +19,7 @@ MIB = 2**20
 
 
 def settings(*overrides):
-    return load_settings(Settings, None, ["data=d.yaml", *overrides])
+    return load_settings(Settings, None, ["data=d.yaml", "nbs=64", *overrides])
 
 
 def made(mode, batch, peak, rate, fits=True, devices=1):

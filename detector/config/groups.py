@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from detector.config.kinds import (
     AtLeastOne,
@@ -173,7 +173,11 @@ class MemoryKeys(Group):
 
 
 class StepKeys(Group):
-    nbs: Annotated[AtLeastOne, Field(description="nominal batch: what the hyper-parameters are tuned for")] = 64
+    nbs: Annotated[
+        AtLeastOne | Literal["auto"],
+        Words(),
+        Field(description="nominal batch, the images of a step; auto: 64, and in runs of few steps less, down to 16"),
+    ] = "auto"
     optimizer: Annotated[
         Literal["auto", "SGD", "MuSGD", "AdamW"],
         Words(
@@ -203,6 +207,13 @@ class StepKeys(Group):
     ] = "linear"
     accumulate_warmup: Annotated[bool, Field(description="ramp the window from one micro-batch during warmup")] = True
     clip_norm: Annotated[Positive, Field(description="largest norm of a step's gradient")] = 10.0
+    ema_tau: Annotated[
+        Positive | Literal["auto"],
+        Words(),
+        Field(
+            description="steps over which the weights' average becomes a long one; auto: it is over a share of the run"
+        ),
+    ] = "auto"
 
 
 class LossKeys(Group):
@@ -251,7 +262,26 @@ class FolderKeys(Group):
     exist_ok: Annotated[bool, Field(description="write into a run folder that exists")] = False
 
 
-class RunKeys(FolderKeys):
+# What the public trainer does where this project's defaults are others; see docs/recipe.md.
+PUBLIC = {"nbs": 64, "ema_tau": 2000.0, "close_mosaic": 10}
+
+
+class RecipeKey(Group):
+    recipe: Annotated[
+        Literal["own", "public"],
+        Words(),
+        Field(description="where settings are left out: the defaults of this project, or the public trainer's"),
+    ] = "own"
+
+    @model_validator(mode="before")
+    @classmethod
+    def as_published(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """With `recipe: public`, its values for what was left out."""
+        published = str(values.get("recipe")).strip().lower() == "public"
+        return {**PUBLIC, **values} if published else values
+
+
+class RunKeys(RecipeKey, FolderKeys):
     epochs: AtLeastOne = 100
     patience: Annotated[Count, Field(description="epochs without a better result before stopping; 0: never")] = 100
     seed: Count = 0

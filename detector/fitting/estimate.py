@@ -34,6 +34,7 @@ from detector.model.head import Predictions
 from detector.model.network import Network
 from detector.precision import DTYPES, choose_precision
 from detector.run.build import chosen_optimizer, equip, indices
+from detector.run.nominal import with_nominal_batch
 from detector.run.run import Say
 from detector.step.offload import LEAST, Offload, Placed, is_weight
 from detector.step.optim import parameter_groups
@@ -257,6 +258,7 @@ def estimate_bench(settings: Settings, memory: int | None, say: Say) -> Estimate
     if kind == "cuda" and memory is None:
         raise ConfigError(f"--estimate for device={settings.device}: say what it has: memory=4GiB")
     training, _ = indices(settings, say)
+    settings = with_nominal_batch(settings, len(training), devices, say)
     if settings.amp != "auto":
         precision = settings.amp
     else:  # bf16 and fp16 are two bytes each

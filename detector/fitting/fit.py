@@ -18,6 +18,7 @@ from detector.fitting.rehearsal import LEAST, MICRO_BATCHES, Job
 from detector.fitting.search import MODES, SPARE, Trial, cuts, mode_of, modes_on, recommend, rounds, search, size
 from detector.reporting.progress import Bar, clock
 from detector.run.build import indices, training_set
+from detector.run.nominal import with_nominal_batch
 from detector.run.run import Say
 from detector.step.plan import Cut
 
@@ -59,6 +60,7 @@ def bench(settings: Settings, device: torch.device, devices: int, memory: int | 
     The data set's index is read, and its most crowded images; nothing is kept or written.
     """
     training, validation = indices(settings, say)
+    settings = with_nominal_batch(settings, len(training), devices, say)
     job = Job(settings, 1, training, validation, heaviest(training, settings), kept_images(training, settings))
     here = distributed.local_world_size() if distributed.launched() else devices
     return Bench(settings, device, budget(device, here, memory), devices, job)
@@ -158,7 +160,7 @@ def choose_batch(settings: Settings, device: torch.device, devices: int, say: Sa
         f"batch     auto: {chosen.batch}, {size(chosen.peak or 0)} of the {size(here.memory)} that are free, "
         f"{chosen.rate or 0:.1f} images/s; the fastest of {', '.join(str(one.batch) for one in found)}"
     )
-    return settings.model_copy(update={"batch": chosen.batch})
+    return here.settings.model_copy(update={"batch": chosen.batch})
 
 
 def allocator(device: torch.device) -> str:

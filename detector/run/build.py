@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from detector import distributed
+from detector.config.groups import PUBLIC
 from detector.config.settings import Settings
 from detector.data.augment import Augmentation
 from detector.data.choosing import fraction_of, of_classes
@@ -32,6 +33,7 @@ from detector.model.norm import set_norms
 from detector.precision import Precision, choose_precision
 from detector.reporting.progress import reading_bar
 from detector.run.interrupt import Interruption
+from detector.run.nominal import with_nominal_batch
 from detector.run.resume import Resume
 from detector.run.run import Run, Say
 from detector.run.state import RunState
@@ -54,6 +56,7 @@ def build(settings: Settings, resume: Resume | None, say: Say) -> Run:
         say(line)
     device = choose_device(settings.device)
     training, validation = indices(settings, say)
+    settings = with_nominal_batch(settings, len(training), distributed.world_size(), say)
     names = training.names
     cut = planned_cut(settings, len(training))
     choice = chosen_optimizer(settings, cut, len(training), len(names))
@@ -66,7 +69,8 @@ def build(settings: Settings, resume: Resume | None, say: Say) -> Run:
     optimizer = build_optimizer(network, choice, weight_decay(settings, cut), class_parameters(network))
     precision = precision_of(settings, device, resume)
     legs = (Leg(0, settings.epochs, curve_of(settings)),)
-    state = RunState(network, Ema(network), optimizer, precision, cut=cut, batch=cut.batch, legs=legs)
+    ema = Ema(network, None if settings.ema_tau == "auto" else settings.ema_tau)
+    state = RunState(network, ema, optimizer, precision, cut=cut, batch=cut.batch, legs=legs)
     if resume is not None:
         restore(state, resume, training)
         go_on_by(settings, state, resume)
@@ -322,6 +326,8 @@ def introduce(run: Run) -> None:
     planned = cut.window == state.batch * accumulate * world
     devices = f"{world} {'device' if world == 1 else 'devices'}{'' if planned else ' at most'}"
     decay = f"{settings.weight_decay:g} x {cut.window}/{settings.nbs} = {weight_decay(settings, cut):g}"
+    if settings.recipe == "public":
+        say(f"recipe    public: {', '.join(f'{key} {getattr(settings, key):g}' for key in PUBLIC)}")
     say(f"model     {title(state.network.description)}, {parameters:,} parameters, {len(run.names)} classes")
     channels = f" of {state.network.channels} channels" if state.network.channels != 3 else ""
     data = f"{images:,} images{channels} with {boxes:,} boxes, {len(run.validation):,} for validation"

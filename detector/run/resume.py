@@ -25,6 +25,7 @@ FIXED = {
     "sampling": "the images of an epoch are drawn by it",
     "freeze": "the optimizer's state is of the layers that train",
     "optimizer": "the state of one optimizer means nothing to another",
+    "recipe": "what it sets stands in the run's settings; change one of them by its name",
     "seed": "the order of the images and their augmentation follow from it",
     "nbs": "the windows of the run are planned by it",
     "nbs_scope": "the windows of the run are planned by it",
@@ -114,8 +115,7 @@ def changed(settings: Settings, before: dict[str, Any]) -> dict[str, tuple[Any, 
     written = settings.model_fields_set - {"resume"}
     if settings.optimizer == "auto":  # which one it came to is known, and stays
         written -= {"optimizer"}
-    if settings.batch == "auto":  # was measured when the run began, and is a number since
-        written -= {"batch"}
+    written -= {key for key in ("batch", "nbs") if getattr(settings, key) == "auto"}  # numbers since the run began
     changes = {key: (before.get(key), now[key]) for key in written if now[key] != before.get(key)}
     for key in FIXED:
         if key in changes:

@@ -6,11 +6,15 @@ does a counter modulo `accumulate` decide when to step. Windows never straddle a
 repeated, none is larger than nominal and none is a runt.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from detector.rng import Purpose, epoch_order, generator
+
+NOMINAL = 64  # images of a step that the rates are tuned for
+ENOUGH_STEPS = 1000  # optimizer steps below which a run gains by more of them, see docs/recipe.md
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,17 @@ def nominal_cut(nbs: int, batch: int, devices: int = 1, per_device: bool = False
         return cut
     batch = min(batch, -(-images // devices))
     return Cut(batch, -(-images // (batch * devices)), devices)
+
+
+def enough_steps(images: float, epochs: int) -> int:
+    """The nominal batch of a run on so many images an epoch: the largest of 64, 32 and 16 that makes ENOUGH_STEPS.
+
+    16 where none does: a smaller one would make BatchNorm's statistics of fewer images.
+    """
+    for nbs in (NOMINAL, NOMINAL // 2):
+        if math.ceil(images / nbs) * epochs >= ENOUGH_STEPS:
+            return nbs
+    return NOMINAL // 4
 
 
 def lr_factor(cut: Cut, nbs: int, rule: Literal["none", "linear", "sqrt"], per_device: bool = False) -> float:

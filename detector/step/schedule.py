@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+EMA_LIMIT = 0.9999  # the largest decay of the weights' average
+EMA_SHARE = 0.1  # of the steps so far, those that it is over; measured, see docs/recipe.md
+
 Gains = Sequence[Sequence[float]]  # of the loss terms, branch by branch
 Extension = Literal["rescale", "constant-final", "restart-cosine"]
 
@@ -115,6 +118,13 @@ class Schedule:
         return [[a + (b - a) * moved for a, b in zip(first, last, strict=True)] for first, last in pairs]
 
 
-def ema_decay(step: int, limit: float = 0.9999, tau: float = 2000.0) -> float:
-    """Decay of the weights' moving average after `step` applied steps (counted from 1): short at first."""
-    return limit * (1 - math.exp(-step / tau))
+def ema_decay(step: int, tau: float | None = None) -> float:
+    """Decay of the weights' moving average after `step` applied steps, counted from 1.
+
+    tau None: the average is over about the last EMA_SHARE of the steps so far, in a short run as in a long one, and
+    over 10,000 at most. A number of steps: 0.9999 is neared over so many, as other trainers do by 2,000; a run much
+    shorter than that averages nothing.
+    """
+    if tau is None:
+        return min(1 - 1 / (1 + EMA_SHARE * step), EMA_LIMIT)
+    return EMA_LIMIT * (1 - math.exp(-step / tau))
