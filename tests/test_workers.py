@@ -22,6 +22,7 @@ from detector.data.cache import ImageCache
 from detector.data.dataset import TrainingSet, ValidationSet
 from detector.data.description import load_description
 from detector.data.loader import TrainingLoader, ValidationLoader, validation_batches
+from detector.data.packing import pack, unpack
 from detector.data.reading import build_index
 from detector.data.shared import SharedMemory
 from detector.data.workers import start_method
@@ -100,7 +101,7 @@ def test_what_a_slot_does_not_hold_comes_all_the_same(data, monkeypatch):
     monkeypatch.setattr(workers._Desk, "PAGE", 8)
     desk = workers._Desk.of(1, 16)
     value = torch.arange(100), np.arange(3), "text", torch.zeros(0, 4)
-    found = workers._unpack(workers._pack(value, desk.slot(1)), desk.slot(1))
+    found = unpack(pack(value, desk.slot(1)), desk.slot(1))
     assert torch.equal(found[0], value[0])
     assert np.array_equal(found[1], value[1])
     assert found[2] == "text"

@@ -7,10 +7,8 @@ for a batch is asked a few times a second whether to go on, learns at once of a 
 one that does nothing.
 """
 
-import io
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -29,6 +27,7 @@ import cv2
 import numpy as np
 import torch
 
+from detector.data.packing import Packed, pack, unpack
 from detector.data.shared import SharedMemory
 from detector.errors import ConfigError, DataError, TrainingError
 
@@ -39,7 +38,6 @@ PREFETCH = 2  # batches that each worker is ahead
 POLL = 0.2  # seconds between two looks at whoever waits
 SILENCE = 300.0  # seconds in which a worker that is waited for must finish an item
 SPARE = 2**20  # bytes of a slot for boxes and the like; pages that are not written take no memory
-ALIGNMENT = 64  # bytes
 
 
 def go_on() -> None:
@@ -69,64 +67,6 @@ class _Failure(NamedTuple):
     """An error that is not the data's, as its traceback reads."""
 
     text: str
-
-
-class _Packed(NamedTuple):
-    """A pickled batch whose arrays lie elsewhere: in the slot, from byte to byte, or here where it is full."""
-
-    content: bytes
-    arrays: list[tuple[int, int] | bytes]
-
-
-class _Pickler(pickle.Pickler):
-    """Leaves arrays out of the stream, those of tensors too."""
-
-    def reducer_override(self, value: Any) -> Any:
-        return (torch.from_numpy, (value.numpy(),)) if isinstance(value, torch.Tensor) else NotImplemented
-
-
-def _pack(value: Any, slot: memoryview) -> _Packed:
-    """A value that is to be read elsewhere. Those of its arrays that lie in the slot already stay where they are."""
-    buffers: list[pickle.PickleBuffer] = []
-    stream = io.BytesIO()
-    _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
-    arrays: list[tuple[int, int] | bytes] = []
-    raws = [buffer.raw() for buffer in buffers]
-    spans = [_span(raw, slot) for raw in raws]
-    start = _aligned(max((stop for _, stop in filter(None, spans)), default=0))
-    for raw, span in zip(raws, spans, strict=True):
-        stop = start + raw.nbytes
-        if span:
-            arrays.append(span)
-        elif stop > len(slot):
-            arrays.append(bytes(raw))
-        else:
-            slot[start:stop] = raw
-            arrays.append((start, stop))
-            start = _aligned(stop)
-    return _Packed(stream.getvalue(), arrays)
-
-
-def _aligned(byte: int) -> int:
-    return -(-byte // ALIGNMENT) * ALIGNMENT
-
-
-def _span(raw: memoryview, slot: memoryview) -> tuple[int, int] | None:
-    """From which byte of the slot to which these bytes are, if they are part of it."""
-    if not raw.nbytes or not slot.nbytes:
-        return None
-    start = _address(raw) - _address(slot)
-    return (start, start + raw.nbytes) if 0 <= start <= len(slot) - raw.nbytes else None
-
-
-def _unpack(packed: _Packed, slot: memoryview) -> Any:
-    """The value; its arrays are views of the slot."""
-    buffers = [bytearray(one) if isinstance(one, bytes) else slot[one[0] : one[1]] for one in packed.arrays]
-    return pickle.loads(packed.content, buffers=buffers)
-
-
-def _address(memory: memoryview) -> int:
-    return np.frombuffer(memory, np.uint8).ctypes.data
 
 
 @dataclass(frozen=True)
@@ -267,8 +207,8 @@ class Workers:
                 if silent >= SILENCE:
                     raise TrainingError(self._silent(worker))
             result, slot = self._arrived[number], self._tasks[number].slot
-            if isinstance(result, _Packed):
-                result = own(_unpack(result, self._desk.slot(slot)))
+            if isinstance(result, Packed):
+                result = own(unpack(result, self._desk.slot(slot)))
             self._forget(number)
             if isinstance(result, DataError):
                 raise result
@@ -386,7 +326,7 @@ def _work(dataset: Any, make: Make, connection: Connection, desk: _Desk, number:
             try:
                 memory = desk.slot(slot)
                 made = make(dataset, plan, np.frombuffer(memory, np.uint8), count)
-                result: Any = _pack(made, memory)
+                result: Any = pack(made, memory)
             except DataError as error:
                 result = error
             except Exception:
