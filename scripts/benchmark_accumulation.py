@@ -29,13 +29,13 @@ from detector.step.ema import Ema
 from detector.step.gradients import GradientSum
 from detector.step.optim import Choice, build_optimizer
 from detector.step.plan import Window, split
-from detector.step.schedule import Rates
+from detector.step.schedule import GROUPS, Rates
 from detector.step.state import TrainState
 from detector.step.statistics import set_modes
 from detector.step.step import StepRules, train_window
 
 CLASSES, BOXES = 80, 8  # boxes an image
-AT_REST = Rates(dict.fromkeys(("weights", "norms", "biases"), 0.0), 0.9, [(7.5, 0.5, 1.5)])
+AT_REST = Rates(dict.fromkeys(GROUPS, 0.0), 0.9, [(7.5, 0.5, 1.5)])
 
 
 class Bench:

@@ -19,6 +19,7 @@ from detector import checkpoint_file
 from detector.model.network import build_network
 
 pytestmark = pytest.mark.slow
+MINUTE = TINY.with_name("minute.yaml")
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 NUMBER = r"\d+(?:\.\d+)?(?:e[+-]?\d+)?"
 
@@ -116,6 +117,22 @@ def test_optimizer_step():
     assert all(float(one) > 0 for one in seconds.groups())
     shares = [int(one) for one in re.findall(r"(\d+)% of \d", printed)]
     assert 100 > shares[0] >= shares[1] >= shares[2] > 0
+
+
+def test_profile_step():
+    tiny = ("--model", MINUTE, "--imgsz", 64, "--batch", 2, "--accumulate", 2, "--turns", 1)
+    printed = run("profile_step.py", *tiny, "--amp", "fp32")
+    rows = {
+        row[0]: row[1:]
+        for row in re.findall(rf"^\| (.+?) \| ({NUMBER}) \| ({NUMBER})% \| (.*) \|$", printed, flags=re.M)
+    }
+    parts = {kind: float(share) for kind, (_, share, _) in rows.items()}
+    assert parts.pop("**all**") == 100
+    alone = parts.pop("convolutions alone")
+    assert sum(parts.values()) == pytest.approx(100, abs=0.05 * len(parts))
+    assert alone == pytest.approx(parts["convolutions, forward"] + parts["convolutions, backward"], abs=0.11)
+    assert min(parts[kind] for kind in ("assigner", "loss", "optimizer", "EMA", "clipping", "undo")) > 0
+    assert float(rows["convolutions alone"][2]) > float(rows["**all**"][2]) > 0
 
 
 @pytest.mark.long
