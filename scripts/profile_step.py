@@ -1,6 +1,7 @@
 """Where the time of a training step goes: a window by the shipped step, on random images, under torch's profiler.
 
     OMP_NUM_THREADS=1 python scripts/profile_step.py [--model v11n] [--imgsz 320] [--batch 16] [--amp fp32 bf16]
+        [--compile default]
 
 For each precision a table by kind of work: its share of a window, by the profiler, and so much of the CPU time that a
 window takes without it, which other programs on the machine change little. Time is an operation's own, without what it
@@ -28,7 +29,7 @@ from detector.errors import DetectorError
 from detector.loss import criterion
 from detector.precision import native_precision
 from detector.run.build import class_parameters
-from detector.step import step
+from detector.step import compiling, step
 from detector.step.ema import Ema
 from detector.step.optim import Choice, build_optimizer
 from detector.step.undo import Undo
@@ -60,6 +61,10 @@ class Profiled(Bench):
         self.state.optimizer = build_optimizer(network, choice, 0.0005, class_parameters(network))
         self.state.ema = Ema(network)
         self.measured = self.window(range(options.batch * options.accumulate), options.batch)
+        if options.compile != "off":
+            self.rules = replace(self.rules, forward=compiling.Compiled(options.compile, False, print))
+            seconds = compiling.prepare(self.state, self.rules, options.batch, options.imgsz)
+            print(f"compile {options.compile}: {seconds or 0:.0f} s")
 
     def take(self) -> None:
         self.step(*self.measured)
@@ -180,6 +185,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=16, help="images of a micro-batch")
     parser.add_argument("--accumulate", type=int, default=4, help="micro-batches of a window")
     parser.add_argument("--amp", nargs="+", default=["fp32", "bf16"], choices=("fp32", "bf16"))
+    parser.add_argument("--compile", default="off", choices=("off", "default", "max"))
     parser.add_argument("--optimizer", default="AdamW", choices=("SGD", "MuSGD", "AdamW"))
     parser.add_argument("--turns", type=int, default=3, help="windows that are measured, and windows that are profiled")
     return parser.parse_args()

@@ -109,7 +109,6 @@ ABSENT = {
     "bgr": "Images are read as RGB; there is no swapping of colours",
     "time": "Set epochs; `resume` goes on with a run that was stopped",
     "profile": "`detector tune` measures speed and memory",
-    "compile": "Networks run as they are",
     "local_rank": "torchrun tells it by itself; leave it out",
     "evolve": "There is no search for hyper-parameters",
     "optimize": "There is no search for hyper-parameters",

@@ -159,6 +159,21 @@ class DeviceKeys(Group):
     ] = "auto"
 
 
+class CompileKeys(Group):
+    compile: Annotated[
+        Literal["off", "default", "max"],
+        Words(
+            also={
+                **dict.fromkeys(("false", "no"), "off"),  # YAML reads a plain `off` as false
+                **dict.fromkeys(("true", "yes", "on"), "default"),
+                **dict.fromkeys(("max-autotune", "max-autotune-no-cudagraphs"), "max"),
+            },
+            told={"reduce-overhead": "CUDA graphs want one shape, and micro-batches differ in size: default or max"},
+        ),
+        Field(description="training by compiled kernels (torch.compile); max: tries which of them are fastest"),
+    ] = "off"
+
+
 class MemoryKeys(Group):
     checkpoint: Annotated[
         Literal["off", "stages", "all"],

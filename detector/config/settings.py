@@ -15,6 +15,7 @@ from detector.config.groups import (
     BadBoxes,
     CacheFolder,
     ClassKeys,
+    CompileKeys,
     DataKeys,
     DeviceKeys,
     FolderKeys,
@@ -48,7 +49,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-class Settings(ModelKeys, DataKeys, DeviceKeys, MemoryKeys, StepKeys, LossKeys, AugmentKeys, RunKeys):
+class Settings(ModelKeys, DataKeys, DeviceKeys, CompileKeys, MemoryKeys, StepKeys, LossKeys, AugmentKeys, RunKeys):
     """Everything that defines a training run."""
 
     @model_validator(mode="after")

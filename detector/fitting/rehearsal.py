@@ -37,6 +37,7 @@ from detector.reporting.plots import plot_history
 from detector.reporting.samples import training_batch_image
 from detector.reporting.summary import draw_evaluation
 from detector.run.build import chosen_optimizer, class_parameters, gains_of, prepared_network, step_rules, training_set
+from detector.step import compiling
 from detector.step.ema import Ema
 from detector.step.gradients import GradientSum
 from detector.step.optim import build_optimizer
@@ -134,16 +135,24 @@ def prepared(job: Job, device: torch.device) -> tuple[TrainState, Callable[[], b
     choice = chosen_optimizer(settings, Cut(settings.batch, job.accumulate), len(job.training), len(names))
     optimizer = build_optimizer(network, choice, settings.weight_decay, class_parameters(network))
     state = TrainState(network, Ema(network), optimizer, choose_precision(settings.amp, device))
-    rules, rates = step_rules(settings, network, job.training), Rates(AT_REST, 0.9, gains_of(settings, network)[0])
+    rules, rates = (
+        step_rules(settings, network, job.training, unsaid),
+        Rates(AT_REST, 0.9, gains_of(settings, network)[0]),
+    )
     gradients, batch = GradientSum(network), job.batch()
     side = input_sides(settings.imgsz, settings.multi_scale, network.stride)[1]  # the largest that a step meets
     window = Window(0, 0, ((tuple(range(settings.batch)),) * micro_batches(job),))
+    compiling.prepare(state, rules, settings.batch, settings.imgsz, job.training.channels)
 
     def step() -> bool:
         on_device = (batch.to(device).resized(side) for _ in range(window.accumulate))  # one at a time, as in a run
         return train_window(state, gradients, rules, window, on_device, rates).applied
 
     return state, step
+
+
+def unsaid(text: str) -> None:
+    """What a trial says: nothing; its run will."""
 
 
 def load_and_draw(job: Job, batch: Batch, folder: Path) -> None:

@@ -37,6 +37,7 @@ from detector.run.nominal import with_nominal_batch
 from detector.run.resume import Resume
 from detector.run.run import Run, Say
 from detector.run.state import RunState
+from detector.step.compiling import Compiled
 from detector.step.ema import Ema
 from detector.step.gradients import GradientSum
 from detector.step.offload import offloaded
@@ -82,7 +83,7 @@ def build(settings: Settings, resume: Resume | None, say: Say) -> Run:
         validation=ValidationSet(validation, settings.imgsz, network.stride, bad_images=settings.bad_images),
         workers=worker_count(settings.workers),
         schedule=schedule_of(settings, state),
-        rules=step_rules(settings, network, training),
+        rules=step_rules(settings, network, training, say),
         state=state,
         gradients=GradientSum(network),
         say=say,
@@ -198,18 +199,24 @@ def equip(network: Network, settings: Settings, device: torch.device) -> None:
     network.set_checkpoint(settings.checkpoint)
 
 
-def step_rules(settings: Settings, network: Network, training: Index) -> StepRules:
-    """What the settings say of a step, for this network on its device and these training images."""
+def step_rules(settings: Settings, network: Network, training: Index, say: Say) -> StepRules:
+    """What the settings say of a step, for this network on its device and these training images.
+
+    Where the network is to be compiled, that is still to be done, see `compiling.prepare`.
+    """
     weights = None
     if settings.cls_pw:
         device = next(network.parameters()).device
         weights = torch.tensor(class_weights(training, settings.cls_pw), dtype=torch.float32, device=device)
-    return StepRules(
+    rules = StepRules(
         criterion=DetectionLoss(network.head, weights),
         clip_norm=settings.clip_norm,
         keeping=offloaded if settings.offload else nullcontext,
         apart=settings.norm != "sync" or distributed.world_size() == 1,
     )
+    if settings.compile == "off":
+        return rules
+    return replace(rules, forward=Compiled(settings.compile, bool(settings.multi_scale), say))
 
 
 def indices(settings: Settings, say: Say) -> tuple[Index, Index]:
@@ -359,6 +366,8 @@ def introduce(run: Run) -> None:
         say(f"memory    {state.batch} images a micro-batch, because it ran out at more; batch=N tries N again")
     if settings.checkpoint != "off" or settings.offload:
         say(f"memory    checkpoint {settings.checkpoint}, offload {'on' if settings.offload else 'off'}")
+    if settings.compile != "off":
+        say(f"compile   {settings.compile}, before the first step")
     if warmup := run.schedule.warmup:
         ramp = run.ramp and cut.accumulate > 1
         growth = f", window from {cut.batch * cut.devices} to {cut.window} images" if ramp else ""

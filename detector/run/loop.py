@@ -36,6 +36,7 @@ from detector.run.lock import locked, run_id
 from detector.run.resume import RUN, Resume, rewind_best
 from detector.run.run import Run, Say
 from detector.run.state import fitness_of
+from detector.step import compiling
 from detector.step.plan import Window, epoch_windows
 from detector.step.statistics import set_modes
 
@@ -75,6 +76,7 @@ def train(settings: Settings, resume: Resume | None = None, say: Say = say_now) 
             saving.settle(run)  # and no thread is at work when loaders are started
         run.state.best = distributed.from_main(run.state.best)  # which a rewound run has looked for in its folder
         stack.enter_context(run.interruption)
+        stack.callback(compiling.end_workers)
         start = run.settings.multiprocessing_start
         pin = run.device.type == "cuda"
         run.loaders = stack.enter_context(loading(run.training, run.validation, run.workers, pin, start))
@@ -112,6 +114,7 @@ def begin(run: Run, resume: Resume | None, stack: ExitStack) -> None:
 def run_epochs(run: Run) -> None:
     """Train and validate, epoch by epoch, from the state's position to the end."""
     state, settings = run.state, run.settings
+    compile_steps(run)
     distributed.share([*state.network.state_dict().values(), *state.ema.network.state_dict().values()])
     while state.epoch < settings.epochs and not out_of_patience(run):
         start = time.perf_counter()
@@ -127,6 +130,18 @@ def run_epochs(run: Run) -> None:
         run.say(f"finished  {state.epoch} epochs; to train on: detector train resume={run.folder} epochs=...")
     else:
         run.say(f"stopped early: no better {settings.metric} in {settings.patience} epochs")
+
+
+def compile_steps(run: Run) -> None:
+    """Compile what the steps need, where the settings ask for it."""
+    state, settings = run.state, run.settings
+    if settings.compile == "off" or state.epoch >= settings.epochs:
+        return
+    set_modes(state.network, settings.norm == "frozen")
+    seconds = compiling.prepare(state, run.rules, state.batch, settings.imgsz, run.training.channels)
+    if seconds is not None:
+        run.say(f"compiled  in {seconds:.0f} s")
+    stop_if_asked(run)
 
 
 def stop_if_asked(run: Run) -> None:
