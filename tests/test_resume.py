@@ -21,7 +21,7 @@ OTHER = {
     "checkpoint": "all", "val_batch": 4, "on_save_error": "warn", "extend_lr": "constant-final", "workers": 1,
     "imgsz": 96, "perspective": 0.0005, "multiprocessing_start": "spawn",
     "classes": "[disc]", "sampling": "balanced", "albumentations": "[Blur]",
-    "bad_images": "error", "bad_boxes": "drop_box", "close_mosaic": 3, "nms": True,
+    "bad_images": "error", "bad_boxes": "drop_box", "close_mosaic": 3, "nms": True, "compile": "default",
 }  # fmt: skip
 
 

@@ -135,10 +135,8 @@ def prepared(job: Job, device: torch.device) -> tuple[TrainState, Callable[[], b
     choice = chosen_optimizer(settings, Cut(settings.batch, job.accumulate), len(job.training), len(names))
     optimizer = build_optimizer(network, choice, settings.weight_decay, class_parameters(network))
     state = TrainState(network, Ema(network), optimizer, choose_precision(settings.amp, device))
-    rules, rates = (
-        step_rules(settings, network, job.training, unsaid),
-        Rates(AT_REST, 0.9, gains_of(settings, network)[0]),
-    )
+    rules = step_rules(settings, network, job.training, unsaid)
+    rates = Rates(AT_REST, 0.9, gains_of(settings, network)[0])
     gradients, batch = GradientSum(network), job.batch()
     side = input_sides(settings.imgsz, settings.multi_scale, network.stride)[1]  # the largest that a step meets
     window = Window(0, 0, ((tuple(range(settings.batch)),) * micro_batches(job),))

@@ -200,23 +200,19 @@ def equip(network: Network, settings: Settings, device: torch.device) -> None:
 
 
 def step_rules(settings: Settings, network: Network, training: Index, say: Say) -> StepRules:
-    """What the settings say of a step, for this network on its device and these training images.
-
-    Where the network is to be compiled, that is still to be done, see `compiling.prepare`.
-    """
+    """What the settings say of a step, for this network on its device and these images; nothing is compiled yet."""
     weights = None
     if settings.cls_pw:
         device = next(network.parameters()).device
         weights = torch.tensor(class_weights(training, settings.cls_pw), dtype=torch.float32, device=device)
-    rules = StepRules(
+    compiled = None if settings.compile == "off" else Compiled(settings.compile, bool(settings.multi_scale), say)
+    return StepRules(
         criterion=DetectionLoss(network.head, weights),
+        forward=compiled or StepRules.forward,
         clip_norm=settings.clip_norm,
         keeping=offloaded if settings.offload else nullcontext,
         apart=settings.norm != "sync" or distributed.world_size() == 1,
     )
-    if settings.compile == "off":
-        return rules
-    return replace(rules, forward=Compiled(settings.compile, bool(settings.multi_scale), say))
 
 
 def indices(settings: Settings, say: Say) -> tuple[Index, Index]:
