@@ -39,6 +39,9 @@ for command in (
 ):
     if status := main(command):
         sys.exit(f"{command[0]} ended with {status}")
+    compiler = {"torch._dynamo", "sympy", "torchvision.models"} & sys.modules.keys()
+    if command[0] == "train" and compiler:
+        sys.exit(f"training imports what costs it seconds and serves nothing: {compiler}")
 """
 
 

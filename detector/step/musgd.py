@@ -6,12 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from detector.step.eager import SGD
 from detector.step.muon import orthogonalized
 
 MUON = 0.2  # of a group's rate; SGD's own step is at all of it
 
 
-class MuSGD(torch.optim.SGD):
+class MuSGD(SGD):
     """SGD with Nesterov momentum, and more in groups with `muon: True`, whose parameters all have 2 or 4 dimensions.
 
     There, first, with a momentum M of its own (`muon_buffer`): M = mu M + (1 - mu) g; U = mu M + (1 - mu) g, as a

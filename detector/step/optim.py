@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from detector.step.eager import SGD, AdamW
 from detector.step.musgd import MuSGD
 from detector.step.schedule import GROUPS, Gains, Rates
 from detector.step.statistics import NORMS
@@ -95,10 +96,10 @@ def build_optimizer(
             group["muon"] = group["name"].endswith("muon")
         optimizer: torch.optim.Optimizer = MuSGD(groups, choice.lr0, choice.momentum, fused)
     elif choice.optimizer == "AdamW":
-        optimizer = torch.optim.AdamW(groups, lr=choice.lr0, betas=(choice.momentum, 0.999), fused=fused)
+        optimizer = AdamW(groups, lr=choice.lr0, betas=(choice.momentum, 0.999), fused=fused)
     else:
         nesterov = choice.momentum > 0
-        optimizer = torch.optim.SGD(groups, lr=choice.lr0, momentum=choice.momentum, nesterov=nesterov, fused=fused)
+        optimizer = SGD(groups, lr=choice.lr0, momentum=choice.momentum, nesterov=nesterov, fused=fused)
     set_decay(optimizer, decay)
     return optimizer
 
