@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 Kernel = int | tuple[int, int]  # of a side, or (height, width)
 
@@ -44,7 +45,8 @@ class Conv(nn.Module):
     def fold(self) -> None:
         """Put the normalisation into the convolution, which gets a bias; for inference."""
         if isinstance(self.bn, nn.BatchNorm2d | nn.SyncBatchNorm):
-            self.conv = nn.utils.fusion.fuse_conv_bn_eval(self.conv, self.bn)
+            norm = (self.bn.running_mean, self.bn.running_var, self.bn.eps, self.bn.weight, self.bn.bias)
+            self.conv.weight, self.conv.bias = fuse_conv_bn_weights(self.conv.weight, self.conv.bias, *norm)
             self.bn = nn.Identity()
 
 
