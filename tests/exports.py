@@ -4,12 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from scenes import TINY
+from scenes import MINUTE
 
 from detector import checkpoint_file
 from detector.model.network import Network, load_description, network_from_description
 
-MINUTE = TINY.with_name("minute.yaml")
 NAMES = ("square", "disc")
 
 

@@ -12,6 +12,7 @@ from slow_loss import Raw, Truth, cells
 from detector.data.batch import Batch
 
 TINY = Path(__file__).parent / "data" / "tiny.yaml"  # a v11 thin and shallow enough for seconds
+MINUTE = TINY.with_name("minute.yaml")  # the fewest layers there can be, for runs that are about what is around them
 TINY26 = TINY.with_name("tiny26.yaml")  # the same of a v26: two heads, plain distances
 
 

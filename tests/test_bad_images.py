@@ -3,7 +3,7 @@
 import cv2
 import pytest
 import torch
-from scenes import TINY, write_dataset
+from scenes import MINUTE, write_dataset
 
 from detector.cli import main
 
@@ -26,7 +26,7 @@ def data(tmp_path):
 
 def train(folder, data, name, *overrides):
     common = ["imgsz=64", "batch=2", "nbs=4", "workers=0", "device=cpu", "plots=false", "epochs=2", "close_mosaic=1"]
-    return main(["train", f"data={data}", f"model={TINY}", *common, f"project={folder}", f"name={name}", *overrides])
+    return main(["train", f"data={data}", f"model={MINUTE}", *common, f"project={folder}", f"name={name}", *overrides])
 
 
 def last(folder):

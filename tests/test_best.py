@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scenes import TINY, write_dataset
+from scenes import MINUTE, write_dataset
 from test_step import new_state
 from test_training import run
 
@@ -44,7 +44,7 @@ def test_the_epochs_loss_is_over_the_images_that_were_learned_from():
 @pytest.fixture(scope="module")
 def common(tmp_path_factory):
     data = write_dataset(tmp_path_factory.mktemp("data"), train=8)
-    return [f"data={data}", f"model={TINY}", "imgsz=64", "batch=4", "nbs=4", "workers=0", "plots=false", "epochs=5",
+    return [f"data={data}", f"model={MINUTE}", "imgsz=64", "batch=4", "nbs=4", "workers=0", "plots=false", "epochs=5",
             "amp=fp32", "device=cpu", "save_period=1", "val=false", "seed=1"]  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scenes import TINY, write_dataset
+from scenes import MINUTE, write_dataset
 from test_training import run, train
 
 from detector import checkpoint_file
@@ -125,7 +125,7 @@ def test_what_cannot_be_chosen_is_refused(word):
 # --- runs
 
 
-COMMON = [f"model={TINY}", "imgsz=64", "batch=2", "nbs=4", "device=cpu", "workers=0", "plots=false", "amp=fp32"]
+COMMON = [f"model={MINUTE}", "imgsz=64", "batch=2", "nbs=4", "device=cpu", "workers=0", "plots=false", "amp=fp32"]
 
 
 def table(capsys, *words):

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 import yaml
-from scenes import TINY, write_dataset
+from scenes import MINUTE, write_dataset
 from test_training import run
 
 from detector import checkpoint_file, load
@@ -23,7 +23,16 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("trained")
-    settings = [f"data={data}", f"model={TINY}", "imgsz=64", "epochs=2", "batch=4", "nbs=4", "workers=0", "device=cpu"]
+    settings = [
+        f"data={data}",
+        f"model={MINUTE}",
+        "imgsz=64",
+        "epochs=2",
+        "batch=4",
+        "nbs=4",
+        "workers=0",
+        "device=cpu",
+    ]
     assert run("train", *settings, "plots=false", f"project={folder}", "name=run") == 0
     return folder / "run" / "weights" / "best.pt"
 
@@ -70,7 +79,7 @@ def test_training_from_weights_puts_the_classes_in_the_data_sets_order(tmp_path,
     """At rates next to nothing the network that goes on is the one that it started from."""
     turned = renumbered(data, tmp_path / "turned", ["disc", "square"])
     settings = ["imgsz=64", "epochs=1", "workers=0", "device=cpu", "plots=false", "lr0=1e-12", "weight_decay=0"]
-    words = [f"data={turned}", f"model={TINY}", f"weights={trained}", f"project={tmp_path}", "name=on", "bn=frozen"]
+    words = [f"data={turned}", f"model={MINUTE}", f"weights={trained}", f"project={tmp_path}", "name=on", "bn=frozen"]
     assert run("train", *words, *settings, "optimizer=SGD", "warmup_bias_lr=0") == 0
     assert "its classes in the data set's order" in capsys.readouterr().out
     images = sorted((data.parent / "images" / "val").iterdir())

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from scenes import TINY, write_dataset
+from scenes import MINUTE, write_dataset
 
 import detector
 from detector.cli import main
@@ -263,7 +263,7 @@ def data(tmp_path_factory):
     return write_dataset(tmp_path_factory.mktemp("data"), train=4, val=2)
 
 
-SMALL = {"model": TINY, "imgsz": 64, "batch": 2, "nbs": 4, "workers": 0, "device": "cpu", "patience": 0}
+SMALL = {"model": MINUTE, "imgsz": 64, "batch": 2, "nbs": 4, "workers": 0, "device": "cpu", "patience": 0}
 
 
 def small(**changes):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import ranks
 import torch
-from scenes import TINY, write_dataset
+from scenes import MINUTE, write_dataset
 from test_training import run, weights
 
 from detector import distributed
@@ -72,7 +72,7 @@ def test_ranks_take_the_step_of_one_process_with_one_reduction(tmp_path, alone, 
 @pytest.fixture(scope="module")
 def common(tmp_path_factory):
     data = write_dataset(tmp_path_factory.mktemp("data"))
-    return [f"data={data}", f"model={TINY}", "imgsz=64", "nbs=8", "workers=0", "plots=false", "epochs=2", "amp=fp32",
+    return [f"data={data}", f"model={MINUTE}", "imgsz=64", "nbs=8", "workers=0", "plots=false", "epochs=2", "amp=fp32",
             "bn=frozen", "accumulate_warmup=false", "optimizer=SGD"]  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import ranks
 import torch
-from scenes import TINY, write_dataset
+from scenes import MINUTE, write_dataset
 from test_training import run, weights
 
 pytestmark = pytest.mark.slow
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def common(tmp_path_factory):
     data = write_dataset(tmp_path_factory.mktemp("data"), train=16)
-    return [f"data={data}", f"model={TINY}", "imgsz=64", "nbs=4", "workers=0", "plots=false", "epochs=16", "amp=fp32",
+    return [f"data={data}", f"model={MINUTE}", "imgsz=64", "nbs=4", "workers=0", "plots=false", "epochs=16", "amp=fp32",
             "bn=frozen", "accumulate_warmup=false", "optimizer=SGD", "patience=0"]  # fmt: skip
 
 

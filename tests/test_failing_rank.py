@@ -3,7 +3,7 @@
 import failing_rank
 import pytest
 import ranks
-from scenes import TINY, write_dataset
+from scenes import MINUTE, write_dataset
 
 pytestmark = pytest.mark.slow
 
@@ -14,8 +14,8 @@ def test_an_error_on_one_rank_ends_all_with_its_message(tmp_path, place, rank):
     if (place, rank) == ("checkpoint", 1):
         pytest.skip("only the main process writes")
     data = write_dataset(tmp_path / "data", train=8)
-    settings = [f"data={data}", f"model={TINY}", "imgsz=64", "nbs=4", "batch=2", "workers=0", "plots=false", "epochs=3",
-                "amp=fp32", "device=cpu", f"project={tmp_path}", "cache=false"]  # fmt: skip
+    settings = [f"data={data}", f"model={MINUTE}", "imgsz=64", "nbs=4", "batch=2", "workers=0", "plots=false",
+                "epochs=3", "amp=fp32", "device=cpu", f"project={tmp_path}", "cache=false"]  # fmt: skip
     done = ranks.run(2, "failing_rank.py", place, rank, "train", *settings)
     assert done.returncode in (1, 2), done.stderr  # and no rank had to be killed
     message = str(failing_rank.PLACES[place][2]).removeprefix("[Errno 28] ")

@@ -10,7 +10,7 @@ import torch
 from faults.compare import BrokenPromiseError, Outcome, assert_same, bytes_lost, leftovers, outcome_of, sizes_of
 from faults.points import POINTS
 from faults.run import NEVER, Kill, Nursery, Run
-from scenes import TINY, write_dataset
+from scenes import MINUTE, write_dataset
 
 pytestmark = pytest.mark.slow
 EVERY_WINDOW = "save_minutes=1e-9"  # 0 saves at epochs' ends only
@@ -32,7 +32,7 @@ def settings(tmp_path_factory):
     """8 images, 2 epochs, 3 windows and 2: the window grows in the first."""
     data = write_dataset(tmp_path_factory.mktemp("data"), train=8, val=4)
     common = ["imgsz=64", "batch=2", "nbs=4", "warmup_epochs=1", "device=cpu", "plots=false", "epochs=2"]
-    return [f"data={data}", f"model={TINY}", *common]
+    return [f"data={data}", f"model={MINUTE}", *common]
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 import ranks
 import torch
 import yaml
-from scenes import TINY, write_dataset
+from scenes import MINUTE, write_dataset
 from test_training import run, same, train, weights
 
 import detector
@@ -26,7 +26,7 @@ ONE_LONG = [SIGNALS[0], pytest.param(*SIGNALS[1], marks=pytest.mark.long)]
 @pytest.fixture(scope="module")
 def common(tmp_path_factory):
     data = write_dataset(tmp_path_factory.mktemp("data"), train=24)
-    return [f"data={data}", f"model={TINY}", "imgsz=64", "batch=2", "nbs=4", "device=cpu", "plots=false", "epochs=4"]
+    return [f"data={data}", f"model={MINUTE}", "imgsz=64", "batch=2", "nbs=4", "device=cpu", "plots=false", "epochs=4"]
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from scenes import TINY, write_dataset
+from scenes import MINUTE, write_dataset
 
 from detector import terminal
 from detector.cli import main
@@ -80,7 +80,7 @@ def detector(folder, place, *lines):
     "place", [*(pytest.param(f"{name} stdout", marks=pytest.mark.long) for name in ("ascii", "latin-1")), "C locale"]
 )
 def test_a_run_and_its_use_survive_names_that_the_terminal_has_no_letters_for(tmp_path, data, place):
-    words = [f"model={TINY}", "imgsz=64", "batch=2", "nbs=4", "workers=1", "device=cpu", "epochs=2", "name=наука"]
+    words = [f"model={MINUTE}", "imgsz=64", "batch=2", "nbs=4", "workers=1", "device=cpu", "epochs=2", "name=наука"]
     folder = tmp_path / "runs" / "наука"
     images = data.parent / "images" / "val"
     lines = [
@@ -128,7 +128,7 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path, data, closed):
     arguments = (
         ["info", str(tmp_path / "none.pt")]
         if closed == "stderr"
-        else ["train", str(data), f"model={TINY}", "device=cpu"]
+        else ["train", str(data), f"model={MINUTE}", "device=cpu"]
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

@@ -8,7 +8,7 @@ import shutil
 import pytest
 import ranks
 import torch
-from scenes import TINY, random_batch, write_dataset
+from scenes import MINUTE, random_batch, write_dataset
 from shortage_worker import Shortage, run_of
 from shortage_worker import take as take_step
 from test_shortage import everything
@@ -403,7 +403,7 @@ def test_a_resumed_run_ends_with_the_bits_of_one_that_was_not_stopped(tmp_path, 
     """What auto chose is saved and stays: when it is resumed no run is long."""
     monkeypatch.setattr(optim, "LONG", 0)
     data = write_dataset(tmp_path / "data")
-    common = [f"data={data}", f"model={TINY}", "imgsz=64", "batch=2", "nbs=4", "device=cpu", "workers=0"]
+    common = [f"data={data}", f"model={MINUTE}", "imgsz=64", "batch=2", "nbs=4", "device=cpu", "workers=0"]
     common += ["plots=false", "val=false", f"optimizer={word}"]
     whole = train(tmp_path, common, "whole", "epochs=3", "save_period=1")
     assert "optimizer MuSGD, lr0 0.01 (class branches 3 x), " in capsys.readouterr().out

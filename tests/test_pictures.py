@@ -13,7 +13,7 @@ import torch
 import yaml
 from pictures import array, blocks, oriented, png, saved, tiff, tiff_of_pages
 from PIL import Image, ImageCms, ImageOps, features
-from scenes import TINY, write_dataset
+from scenes import MINUTE, TINY, write_dataset
 
 from detector import load
 from detector.cli import main
@@ -503,7 +503,7 @@ def run(*words: str) -> int:
 def test_images_of_other_channels_are_trained_validated_and_predicted_alike(tmp_path, channels, capsys):
     data = write_as(tmp_path / "data", channels, range=[0, 4095])
     train = ["train", f"data={data}", f"project={tmp_path}", *COMMON]
-    assert run(*train, f"model={TINY}", "name=run") == 0
+    assert run(*train, f"model={MINUTE}", "name=run") == 0
     assert f"images of {channels} channels" in capsys.readouterr().out
     weights = tmp_path / "run" / "weights" / "best.pt"
     assert torch.load(weights, weights_only=True)["description"]["channels"] == channels
@@ -525,7 +525,7 @@ def test_images_of_other_channels_are_trained_validated_and_predicted_alike(tmp_
 @pytest.mark.slow
 def test_weights_of_colours_start_a_run_on_grey_and_the_other_way_round_is_said(tmp_path, capsys):
     colours, grey = write_dataset(tmp_path / "colours", train=6, val=3), write_as(tmp_path / "grey", 1)
-    assert run("train", f"data={colours}", f"model={TINY}", f"project={tmp_path}", "name=a", *COMMON) == 0
+    assert run("train", f"data={colours}", f"model={MINUTE}", f"project={tmp_path}", "name=a", *COMMON) == 0
     assert run("train", f"data={grey}", f"weights={tmp_path / 'a'}", f"project={tmp_path}", "name=b", *COMMON) == 0
     assert "its first layer for 1 channels: the sum of them all of 3" in capsys.readouterr().out
     assert run("val", tmp_path / "b", f"data={colours}", "workers=0", "device=cpu") == 2
@@ -553,7 +553,7 @@ def test_a_folder_of_all_kinds_of_files_is_trained_on_and_the_others_are_named(t
             (data.parent / "images" / split / name).write_bytes(content)
             label = data.parent / "labels" / split / Path(name).with_suffix(".txt").name
             label.write_text("0 .5 .5 .5 .5\n")
-    assert run("train", f"data={data}", f"model={TINY}", f"project={tmp_path}", "name=run", *COMMON, "workers=2") == 0
+    assert run("train", f"data={data}", f"model={MINUTE}", f"project={tmp_path}", "name=run", *COMMON, "workers=2") == 0
     out = capsys.readouterr().out
     assert f"{len(REFUSED)} unreadable images were left out" in out
     saved_state = torch.load(tmp_path / "run" / "weights" / "last.pt", weights_only=True)

@@ -1,7 +1,7 @@
 """Which run a process goes on with that torchrun has started again: its own, by a random id, and no other."""
 
 import pytest
-from scenes import TINY, write_dataset
+from scenes import MINUTE, write_dataset
 from test_training import run
 
 from detector import distributed
@@ -14,7 +14,7 @@ from detector.run.resume import RUN, restarted
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     data = write_dataset(tmp_path_factory.mktemp("data"), train=4)
-    settings = [f"data={data}", f"model={TINY}", "imgsz=64", "epochs=1", "workers=0", "plots=false", "device=cpu"]
+    settings = [f"data={data}", f"model={MINUTE}", "imgsz=64", "epochs=1", "workers=0", "plots=false", "device=cpu"]
     assert run("train", *settings, "val=false", f"project={folder}", "name=mine") == 0
     assert run("train", *settings, "val=false", f"project={folder}", "name=other") == 0
     return folder

@@ -5,7 +5,7 @@ import os
 import shutil
 
 import pytest
-from scenes import TINY, write_dataset
+from scenes import MINUTE, write_dataset
 from test_training import run, same, train, weights
 
 from detector import checkpoint_file
@@ -33,7 +33,7 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def common(data):
     options = ["imgsz=64", "batch=2", "nbs=4", "device=cpu", "workers=0", "plots=false", "patience=0"]
-    return [f"data={data}", f"model={TINY}", *options]
+    return [f"data={data}", f"model={MINUTE}", *options]
 
 
 @pytest.fixture(scope="module")

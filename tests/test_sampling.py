@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scenes import TINY, TINY26, cut_batch, random_batch, write_dataset
+from scenes import MINUTE, TINY, TINY26, cut_batch, random_batch, write_dataset
 from test_fingerprint import EVERYTHING, fingerprint, joined, prints_of
 from test_step import Double, gradient, new_state, rates_of, relative, total
 from test_training import run, same, train
@@ -227,7 +227,7 @@ def test_samples_do_not_depend_on_batch_ranks_and_workers(skewed, batch, ranks, 
 
 @pytest.fixture
 def common(data):
-    return [f"data={data}", f"model={TINY}", "imgsz=64", "batch=2", "nbs=4", "device=cpu", "workers=0", "plots=false",
+    return [f"data={data}", f"model={MINUTE}", "imgsz=64", "batch=2", "nbs=4", "device=cpu", "workers=0", "plots=false",
             "amp=fp32", "sampling=1", "cls_pw=0.5"]  # fmt: skip
 
 

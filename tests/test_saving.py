@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from scenes import TINY, write_dataset
+from scenes import MINUTE, write_dataset
 from test_resume import rates
 from test_step import new_state
 from test_training import run
@@ -24,7 +24,7 @@ from detector.run.run import Run
 @pytest.fixture(scope="module")
 def common(tmp_path_factory):
     data = write_dataset(tmp_path_factory.mktemp("data"), train=12)
-    return [f"data={data}", f"model={TINY}", "imgsz=64", "batch=2", "nbs=4", "device=cpu", "workers=0"]
+    return [f"data={data}", f"model={MINUTE}", "imgsz=64", "batch=2", "nbs=4", "device=cpu", "workers=0"]
 
 
 def bare_run(folder):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from scenes import TINY, write_dataset
+from scenes import MINUTE, TINY, write_dataset
 
 from detector import checkpoint_file
 from detector.model.network import build_network
@@ -152,7 +152,7 @@ def test_gpu_check_says_that_there_is_no_gpu():
 def test_recipes_are_compared_seed_by_seed(data, tmp_path):
     """The table says what the runs' own files say, a second call trains nothing, and a changed plan is refused."""
     plan = {
-        "common": {"model": str(TINY), "imgsz": 64, "epochs": 2, "batch": 4, "nbs": 4, "workers": 0, "device": "cpu"},
+        "common": {"model": str(MINUTE), "imgsz": 64, "epochs": 2, "batch": 4, "nbs": 4, "workers": 0, "device": "cpu"},
         "sets": {"shapes": {"data": os.path.relpath(data, tmp_path)}},
         "variants": {"today": None},
         "seeds": [0, 1],

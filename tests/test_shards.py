@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import yaml
 from fsspec.implementations.memory import MemoryFileSystem
-from scenes import TINY, write_dataset
+from scenes import MINUTE, write_dataset
 from test_fingerprint import fingerprint, training_set
 from test_training import run, same, train
 
@@ -146,7 +146,7 @@ def test_a_run_on_folders_goes_on_with_shards_and_ends_alike(tmp_path, data):
     for split in ("train", "val"):
         write_shards(build_index(load_description(data), split), shards, 6, split)
     description(shards, "train-{000000..000002}.tar", "val-000000.tar")
-    common = [f"model={TINY}", "imgsz=64", "batch=2", "nbs=4", "device=cpu", "plots=false", "amp=fp32"]
+    common = [f"model={MINUTE}", "imgsz=64", "batch=2", "nbs=4", "device=cpu", "plots=false", "amp=fp32"]
     whole = train(tmp_path, [*common, f"data={data}", "workers=0"], "whole", "epochs=2", "save_period=1")
     halves = shutil.copytree(whole, tmp_path / "halves")
     os.replace(halves / "weights" / "epoch1.pt", halves / "weights" / "last.pt")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from scenes import TINY, write_dataset
+from scenes import MINUTE, write_dataset
 from test_training import run, weights
 
 pytestmark = pytest.mark.slow
@@ -91,8 +91,9 @@ def sent_bytes(host):
 @pytest.mark.long
 def test_a_run_on_two_hosts_ends_with_the_weights_of_one_process(tmp_path, hosts):
     data = write_dataset(tmp_path / "data")
-    common = [f"data={data}", f"model={TINY}", "imgsz=64", "nbs=8", "workers=0", "plots=false", "epochs=2", "amp=fp32",
-              "bn=frozen", "accumulate_warmup=false", "optimizer=SGD", "device=cpu", f"project={tmp_path}"]  # fmt: skip
+    common = [f"data={data}", f"model={MINUTE}", "imgsz=64", "nbs=8", "workers=0", "plots=false", "amp=fp32",
+              "epochs=2", "bn=frozen", "accumulate_warmup=false", "optimizer=SGD", "device=cpu",
+              f"project={tmp_path}"]  # fmt: skip
     written = run_on_both(hosts, [*common, "batch=2", "name=hosts"], tmp_path)
     assert sum(text.count("= 2 a micro-batch x 2 accumulated x 2 devices") for text in written) == 1
 

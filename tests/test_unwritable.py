@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from scenes import TINY, write_dataset
+from scenes import MINUTE, write_dataset
 from test_training import run
 
 pytestmark = pytest.mark.slow
@@ -19,7 +19,7 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("trained")
-    settings = [f"data={data}", f"model={TINY}", "imgsz=64", "epochs=1", "workers=0", "plots=false", "device=cpu"]
+    settings = [f"data={data}", f"model={MINUTE}", "imgsz=64", "epochs=1", "workers=0", "plots=false", "device=cpu"]
     assert run("train", *settings, f"project={folder}", "name=run") == 0
     return folder / "run" / "weights" / "best.pt"
 
