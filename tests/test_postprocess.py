@@ -115,6 +115,23 @@ def test_classes_do_not_suppress_each_other_without_loss_of_digits():
     assert torch.equal(found.boxes_xyxy, box[0])
 
 
+@pytest.mark.parametrize("far", [1.0, 1e4, 1e13, 1e30])
+def test_a_box_as_far_away_as_it_likes_costs_the_others_no_digit(far):
+    """Pairs of boxes of class 999 whose IoU is a hair above the threshold and a hair below it."""
+    anchors, near = [[-far, -far, far, far]], []
+    for number in range(40):
+        x, y = 17.3 * number + 0.1, 3.7 * number + 0.3
+        side = 5.0 + number % 7
+        for more in (1.0, 2.0 - 3e-5 if number % 2 else 2.0 + 3e-5):
+            near.append([x, y, x + side * more, y + side])
+    boxes = torch.tensor([anchors + near])
+    scores = torch.zeros(1, boxes.shape[1], 1000)
+    scores[0, 0, 0] = 0.99
+    scores[0, 1:, 999] = torch.linspace(0.9, 0.2, len(near))
+    assert_equal_to_slow(boxes, scores, 0.1, 0.5, 300, False)
+    assert len(non_max_suppression(boxes, scores, 0.1, 0.5)[0].scores) == 1 + 40 + 20
+
+
 def test_boxes_beyond_the_edge_do_not_meet_those_of_another_class():
     """An offset of the classes by the largest coordinate alone would lay the first box of class 1 over that of 0."""
     box = torch.tensor([[[0.0, 0, 99, 99], [-100.0, -100, -1, -1]]])

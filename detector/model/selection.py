@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 FIRST_PREFIX = 1000  # candidates looked at first; doubled until `max_det` boxes are kept or no candidate is left
+FARTHEST = 2.0**20  # pixels: where a box that reaches farther is taken to end, or its size would cost the others digits
 DOUBLES = "cpu", "cuda"  # devices that compute in double precision; Apple's mps, for one, does not
 
 
@@ -133,13 +134,13 @@ def _best(values: Tensor, count: int) -> Tensor:
 def _greedy(boxes_xyxy: Tensor, classes: Tensor, iou: float) -> Tensor:
     """Positions kept by greedy NMS within classes, of boxes that come in falling order of score; ascending.
 
-    The boxes of each class are moved to a place of their own, in double precision so that the shift costs no digit.
-    torchvision's `batched_nms` shifts in fp32, which does, and past 1,000 boxes goes class by class, which takes twice
-    the time with 80 classes.
+    The boxes of each class are moved to a place of their own, in double precision so that the shift costs no digit:
+    what it rounds of a coordinate is below FARTHEST * classes / 2**53 pixels. torchvision's `batched_nms` shifts in
+    fp32, which does, and past 1,000 boxes goes class by class, which takes twice the time with 80 classes.
     """
     device = boxes_xyxy.device
     boxes, classes = (one.to(device if device.type in DOUBLES else "cpu") for one in (boxes_xyxy, classes))
-    boxes = boxes.double()
+    boxes = boxes.double().clamp(-FARTHEST, FARTHEST)
     span = boxes.max() - boxes.min() + 1
     apart = boxes + (classes * span)[:, None]
     rank = torch.arange(len(boxes), 0, -1, device=boxes.device, dtype=boxes.dtype)
