@@ -3,6 +3,7 @@
     done = ranks.run(2, "rank_worker.py", "out.pt")      # a script of this folder, once a rank
     done = ranks.run(2, "detector", "train", ...)        # the command line, as under torchrun
     process = ranks.start("detector", "train", ...)      # one process, in a session of its own, to send signals to
+    done = ranks.call("-c", "print(1)", mounts=[...])    # one process, waited for
 
 The parent never runs an operation of torch and starts no thread, so a fork of it is as good as a new process. It is
 started when it is first needed, and reads requests from its standard input, one JSON line each. Where a rank fails the
@@ -10,9 +11,11 @@ others must end by themselves: nobody ends them, as torchrun would, but for `PAT
 """
 
 import atexit
+import ctypes
 import json
 import os
 import runpy
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +23,7 @@ import sys
 import tempfile
 import time
 import traceback
+from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parent
@@ -48,6 +52,13 @@ def run(processes, script, *arguments):
         return subprocess.CompletedProcess([script, *arguments], worst, *printed.texts())
 
 
+def call(script, *arguments, timeout=PATIENCE, **surroundings):
+    """Run one process to its end, as subprocess.run does, but with both streams captured. See `start`."""
+    process = start(script, *arguments, **surroundings)
+    printed = process.communicate(timeout)
+    return subprocess.CompletedProcess([script, *arguments], process.returncode, *printed)
+
+
 class Printed:
     """Files for what processes print."""
 
@@ -64,11 +75,17 @@ class Printed:
 
 
 class start:  # noqa: N801 - stands in for subprocess.Popen, and starts something
-    """A process of its own, with what subprocess.Popen has."""
+    """A process of its own, with what subprocess.Popen has.
 
-    def __init__(self, script, *arguments):
+    mounts: file systems in memory that it alone sees, each as (mount's options, folder). keep: a folder and where it
+    is copied to before those are gone.
+    """
+
+    def __init__(self, script, *arguments, mounts=(), keep=()):
         self.printed, self.returncode = Printed().__enter__(), None
-        self.pid = ask(do="start", script=script, arguments=[*map(str, arguments)], **self.printed.files)
+        around = {"mounts": [(options, str(folder)) for options, folder in mounts], "keep": [*map(str, keep)]}
+        words = [*map(str, arguments)]
+        self.pid = ask(do="start", script=str(script), arguments=words, **around, **self.printed.files)
 
     def poll(self):
         if self.returncode is None:
@@ -99,7 +116,6 @@ class start:  # noqa: N801 - stands in for subprocess.Popen, and starts somethin
 
 def serve():
     import test_step  # noqa: F401 - and all that it imports, for the children
-    import torch._dynamo  # noqa: F401 - which the first optimizer imports
 
     import detector.commands.train  # noqa: F401
 
@@ -158,23 +174,60 @@ def be_child(request, environment):
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for number, name in ((1, "out"), (2, "err")):
             os.dup2(os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), number)
+        if request.get("mounts"):
+            mount(request["mounts"])
         status = work(request["script"], request["arguments"])
     except SystemExit as left:
         status = left.code if isinstance(left.code, int) else int(left.code is not None)
+        if isinstance(left.code, str):
+            print(left.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
     finally:
+        if request.get("keep"):
+            shutil.copytree(*request["keep"])
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
 
 
+def mount(mounts):
+    """Mount them for this process, in namespaces of its own, as `unshare -rm` does."""
+    libc, user, group = ctypes.CDLL(None, use_errno=True), os.getuid(), os.getgid()
+
+    def succeed(status):
+        if status:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    succeed(libc.unshare(0x10000000 | 0x20000))  # CLONE_NEWUSER and CLONE_NEWNS
+    for file, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+        Path("/proc/self", file).write_text(text)
+    succeed(libc.mount(b"none", b"/", None, 0x4000 | 0x40000, None))  # MS_REC and MS_PRIVATE
+    for options, folder in mounts:
+        words = options.split(",")
+        flags = 1 if "ro" in words else 0
+        data = ",".join(word for word in words if word != "ro")
+        succeed(libc.mount(b"none", os.fsencode(folder), b"tmpfs", flags, data.encode()))
+
+
+@cache
+def can_mount():
+    """Whether a process can have `mounts` here."""
+    with tempfile.TemporaryDirectory() as folder:
+        return call("-c", "", mounts=[("size=16k", folder)]).returncode == 0
+
+
 def work(script, arguments):
+    if script == "-c":
+        code, sys.argv = arguments[0], ["-c", *arguments[1:]]
+        exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+        return 0
     sys.argv = [script, *arguments]
     if script == "detector":
         from detector.cli import main
 
         return main(arguments)
+    sys.path.insert(0, str((TESTS / script).parent))
     runpy.run_path(str(TESTS / script), run_name="__main__")
     return 0
 

@@ -1,10 +1,10 @@
 """How much memory may still be taken: the limits of control groups and of ulimit, in made-up and in real systems."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import ranks
 
 from detector.memory import available_memory, resident_memory
 
@@ -161,7 +161,7 @@ def test_a_real_ulimit_is_seen():
         "resource.setrlimit(resource.RLIMIT_AS, (taken + 300 * 2**20,) * 2)\n"
         "print(available_memory() / 2**20)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = ranks.call("-c", code)
     assert float(done.stdout) == pytest.approx(300, abs=20)
 
 

@@ -1,12 +1,11 @@
 """What a run leaves behind, when it is written, and what becomes of it where it cannot be."""
 
 import copy
-import subprocess
-import sys
 import threading
 from types import SimpleNamespace
 
 import pytest
+import ranks
 import torch
 from scenes import MINUTE, write_dataset
 from test_resume import rates
@@ -86,13 +85,10 @@ def test_a_full_disk_keeps_good_files(tmp_path, common, rule, status):
     """A tmpfs that an epoch's checkpoint after another fills up."""
     disk, copy = tmp_path / "disk", tmp_path / "copy"
     disk.mkdir()
-    mount = f"mount -t tmpfs -o size=12m none {disk}"
-    if subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True).returncode:
+    if not ranks.can_mount():
         pytest.skip("mounting in a namespace of one's own does not work here")
     options = [f"on_save_error={rule}", "plots=false", "epochs=5", "save_period=1", f"project={disk}", "name=run"]
-    command = " ".join([sys.executable, "-m", "detector", "train", *common, *options])
-    script = f"{mount} && {{ {command}; status=$?; cp -r {disk}/run {copy}; exit $status; }}"
-    done = subprocess.run(["unshare", "-rm", "sh", "-c", script], capture_output=True, text=True, timeout=120)
+    done = ranks.call("detector", "train", *common, *options, mounts=[("size=12m", disk)], keep=(disk / "run", copy))
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
     assert "No space left on device" in done.stdout + done.stderr

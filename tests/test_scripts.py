@@ -5,12 +5,12 @@ import itertools
 import os
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import ranks
 import torch
 import yaml
 from scenes import MINUTE, TINY, write_dataset
@@ -26,8 +26,7 @@ NUMBER = r"\d+(?:\.\d+)?(?:e[+-]?\d+)?"
 
 def run(script, *arguments, status=0):
     """What a script prints, in a process of its own with one thread."""
-    command = [sys.executable, SCRIPTS / script, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = ranks.call(SCRIPTS / script, *arguments)
     assert done.returncode == status, done.stderr
     return done.stdout if status == 0 else done.stderr
 

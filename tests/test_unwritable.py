@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import ranks
 from scenes import MINUTE, write_dataset
 from test_training import run
 
@@ -25,15 +26,11 @@ def trained(tmp_path_factory, data):
 
 
 def on_disk(disk, size, *command):
-    """Run the command line with a disk of that size (a tmpfs, in a mount namespace of its own)."""
-    disk.mkdir()
-    mount = f"mount -t tmpfs -o size={size} none {disk}"
-    if subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True).returncode:
+    """Run the command line with a disk of that size."""
+    if not ranks.can_mount():
         pytest.skip("mounting in a namespace of one's own does not work here")
-    words = " ".join(f"'{word}'" for word in (sys.executable, "-m", "detector", *map(str, command)))
-    return subprocess.run(
-        ["unshare", "-rm", "sh", "-c", f"{mount} && {words}"], capture_output=True, text=True, timeout=200
-    )
+    disk.mkdir()
+    return ranks.call("detector", *command, mounts=[(f"size={size}", disk)])
 
 
 def told(done):
@@ -65,9 +62,5 @@ def test_a_project_that_is_a_file(tmp_path, data, trained, command):
     (tmp_path / "project").write_text("", encoding="utf-8")
     words = [trained, "plots=false", "save_json=true"]
     words = words if command == "val" else [trained, data.parent / "images" / "val"]
-    done = subprocess.run(
-        [sys.executable, "-m", "detector", command, *words, f"project={tmp_path / 'project'}"],
-        capture_output=True,
-        text=True,
-    )
+    done = ranks.call("detector", command, *words, f"project={tmp_path / 'project'}")
     assert "cannot make a run folder here: Not a directory; choose another project=" in told(done)

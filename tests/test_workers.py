@@ -3,7 +3,6 @@
 import gc
 import multiprocessing
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import warnings
 
 import numpy as np
 import pytest
+import ranks
 import torch
 from scenes import write_dataset
 
@@ -203,14 +203,9 @@ print("loaded", sum(len(batch.samples) for batch in loader.batches([(0, list(ran
 @pytest.mark.parametrize("mount", ["size=64m", "size=1m", "size=1m,ro"])
 def test_small_shared_memory_loses_no_batch(tmp_path, data, mount):
     """In a mount namespace of its own, as a container is; 3.7 MB a batch."""
-    mounted = f"mount -t tmpfs -o {mount} tmpfs /dev/shm"
-    if (
-        not shutil.which("unshare")
-        or subprocess.run(["unshare", "-m", "sh", "-c", mounted], capture_output=True).returncode
-    ):
+    if not ranks.can_mount():
         pytest.skip("no private mounts here")
-    run = f"{mounted} && exec {sys.executable} -c '{SCRIPT}' {data} fork"
-    done = subprocess.run(["unshare", "-m", "sh", "-c", run], capture_output=True, text=True, timeout=280)
+    done = ranks.call("-c", SCRIPT, data, "fork", mounts=[(mount, "/dev/shm")])
     assert done.stdout.strip() == "loaded 72", done.stderr
 
 
