@@ -14,6 +14,7 @@ from detector.data.batch import Batch
 TINY = Path(__file__).parent / "data" / "tiny.yaml"  # a v11 thin and shallow enough for seconds
 MINUTE = TINY.with_name("minute.yaml")  # the fewest layers there can be, for runs that are about what is around them
 TINY26 = TINY.with_name("tiny26.yaml")  # the same of a v26: two heads, plain distances
+MINUTE26 = TINY.with_name("minute26.yaml")
 
 
 def write_dataset(folder: Path, train: int = 10, val: int = 4, size: int = 64) -> Path:

@@ -31,7 +31,7 @@ class Shortage:
         if stage == "forward":
             self.hook = state.network.register_forward_pre_hook(self.call)
         elif stage == "backward":  # with the gradients of the later layers added already
-            self.hook = state.network.model[2].cv1.conv.weight.register_hook(self.call)
+            self.hook = state.network.model[2].conv.weight.register_hook(self.call)
         else:
             owner, name = {
                 "gradient": (state.scaler, "unscale_"),

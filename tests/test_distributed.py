@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import ranks
 import torch
-from scenes import MINUTE, write_dataset
+from scenes import MINUTE, MINUTE26, write_dataset
 from test_training import run, weights
 
 from detector import distributed
@@ -29,7 +29,7 @@ WINDOWS = [
     [2, 2, 1, 1],
 ]
 POISONED = 5
-ARGUMENTS = (json.dumps(WINDOWS), str(POISONED))
+ARGUMENTS = (json.dumps(WINDOWS), str(POISONED), "off", str(MINUTE))
 
 
 def torchrun(processes, *command):
@@ -67,6 +67,16 @@ def test_ranks_take_the_step_of_one_process_with_one_reduction(tmp_path, alone, 
     assert max(row[3] for row in together["rows"]) > 1 or processes == 4
     for name, value in alone["weights"].items():
         torch.testing.assert_close(together["weights"][name], value, rtol=1e-9, atol=1e-12)
+
+
+def test_gradients_are_the_sums_of_torchs_own_parallel_module(tmp_path):
+    """Which takes means; over a micro-batch without a reduction and one with, with one head and two."""
+    done = ranks.run(2, "ddp_worker.py", tmp_path / "out.pt", MINUTE, MINUTE26)
+    assert done.returncode == 0, done.stderr
+    for found in torch.load(tmp_path / "out.pt", weights_only=True):
+        assert found["buckets"] > 3
+        assert found["ours"].norm() > 0
+        torch.testing.assert_close(found["ours"], found["theirs"], rtol=1e-9, atol=1e-12)
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,12 @@
 
 import copy
 import math
+from functools import cache
 from typing import NamedTuple
 
 import pytest
 import torch
-from scenes import TINY, cut_batch, random_batch
+from scenes import MINUTE, cut_batch, random_batch
 
 from detector.loss.criterion import BranchLoss, DetectionLoss
 from detector.model.network import build_network
@@ -61,7 +62,7 @@ class Double:
         return self.batch.network_input(torch.float64)
 
 
-def new_state(dtype=torch.float32, momentum=0.9, optimizer="SGD", model=TINY):
+def new_state(dtype=torch.float32, momentum=0.9, optimizer="SGD", model=MINUTE):
     network = build_network(model, nc=2, seed=0).to(dtype)
     with torch.no_grad():  # predictions that overlap the boxes, so that every term has a gradient
         for output in network.head.class_outputs:
@@ -105,12 +106,17 @@ WINDOWS = {
 }
 
 
+@cache
+def whole_window(window):
+    """The step of one batch, and what it reports."""
+    return step_of(random_batch(WINDOWS[window]), [8], clip_norm=1e9)
+
+
 @pytest.mark.parametrize("sizes", [[4, 4], [2, 2, 2, 2], [1] * 8, [3, 3, 2], [7, 1], [1, 7]], ids=str)
 @pytest.mark.parametrize("window", WINDOWS)
 def test_window_gradient_equals_one_batch(window, sizes):
-    batch = random_batch(WINDOWS[window])
-    whole, expected = step_of(batch, [8], clip_norm=1e9)
-    cut, report = step_of(batch, sizes, clip_norm=1e9)
+    whole, expected = whole_window(window)
+    cut, report = step_of(random_batch(WINDOWS[window]), sizes, clip_norm=1e9)
     assert gradient(whole).norm() > 0
     assert relative(gradient(cut), gradient(whole)) < 1e-10
     assert report.losses == pytest.approx(expected.losses, rel=1e-10)

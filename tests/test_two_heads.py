@@ -9,7 +9,7 @@ import ranks
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scenes import TINY26, random_batch, write_dataset
+from scenes import MINUTE26, random_batch, write_dataset
 from test_distributed import ARGUMENTS, POISONED, WORKER
 from test_step import Double, new_state, rates_of, relative, step_of
 from test_training import run, same, train
@@ -57,7 +57,7 @@ def cut_windows(draw):
 @settings(max_examples=15, deadline=None)
 @given(cut_windows())
 def test_any_cut_of_a_window_takes_the_step_of_one_batch(window):
-    assert_like_one_batch(TINY26, *window)
+    assert_like_one_batch(MINUTE26, *window)
 
 
 @pytest.mark.slow
@@ -71,12 +71,12 @@ def test_any_cut_of_a_window_of_a_whole_model(model, boxes, sizes):
 
 def test_the_floor_of_the_target_weight_holds_for_each_branch():
     """Ten positives a box weigh more than 1 here and one less, so that one branch is divided by it and one by 1."""
-    weights = assert_like_one_batch(TINY26, [0, 3, 0, 0], [1, 3])
+    weights = assert_like_one_batch(MINUTE26, [0, 3, 0, 0], [1, 3])
     assert weights[0] > 1 > weights[1] > 0
 
 
 def test_each_branch_reaches_its_own_parameters_alone():
-    state = new_state(torch.float64, model=TINY26)
+    state = new_state(torch.float64, model=MINUTE26)
     batch = Double(random_batch([3, 9, 1]))
     losses = DetectionLoss(state.network.head)(state.network(batch.network_input()), batch)
     names = {parameter: name for name, parameter in state.network.named_parameters()}
@@ -92,7 +92,7 @@ def test_each_branch_reaches_its_own_parameters_alone():
 def test_two_ranks_take_the_step_of_one(tmp_path):
     found = []
     for processes in (1, 2):
-        done = ranks.run(processes, WORKER.name, tmp_path / f"{processes}.pt", *ARGUMENTS, "off", TINY26)
+        done = ranks.run(processes, WORKER.name, tmp_path / f"{processes}.pt", *ARGUMENTS[:2], "off", MINUTE26)
         assert done.returncode == 0, done.stderr
         found.append(torch.load(tmp_path / f"{processes}.pt", weights_only=True))
     alone, together = found
@@ -111,7 +111,7 @@ def test_two_ranks_take_the_step_of_one(tmp_path):
 def test_a_run_that_is_stopped_inside_an_epoch_goes_on_with_the_gains_of_that_epoch(tmp_path, monkeypatch):
     """Also as one of more epochs: from there on its gains are those of the longer run."""
     data = write_dataset(tmp_path, train=12)
-    common = [f"data={data}", f"model={TINY26}", "imgsz=64", "batch=2", "nbs=4", "device=cpu", "workers=0",
+    common = [f"data={data}", f"model={MINUTE26}", "imgsz=64", "batch=2", "nbs=4", "device=cpu", "workers=0",
               "plots=false", "patience=0", "amp=fp32"]  # fmt: skip
     seen = []
     take = loop.recover.take
