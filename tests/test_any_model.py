@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torchvision.models.detection import RetinaNet
-from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
+from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.ops import FrozenBatchNorm2d
 
 from detector.step.gradients import GradientSum
@@ -23,12 +23,13 @@ IMAGES = 4
 
 
 def retinanet():
+    """One with a backbone of a layer."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        backbone = resnet_fpn_backbone(
-            backbone_name="resnet18", weights=None, norm_layer=FrozenBatchNorm2d, trainable_layers=5
-        )
-        return RetinaNet(backbone, num_classes=3, min_size=64, max_size=64).double()
+        backbone = nn.Sequential(nn.Conv2d(3, 8, 8, 8), FrozenBatchNorm2d(8), nn.ReLU())
+        backbone.out_channels = 8
+        anchors = AnchorGenerator(((8, 16, 32),), ((0.5, 1.0, 2.0),))
+        return RetinaNet(backbone, num_classes=3, anchor_generator=anchors, min_size=64, max_size=64).double()
 
 
 def scene(number):

@@ -1,6 +1,7 @@
 """Every public family: published sizes, two heads, and users' own layer lists."""
 
 import copy
+from functools import cache
 
 import pytest
 import torch
@@ -68,8 +69,9 @@ SOME = ("v8n", "v11n", "v26n", "v5nu", "v9t", "v10n", "v12n")  # the smallest of
 TENSORS = {"v8": (355, 355, 475, 595, 595), "v11": (499, 499, 649, 1015, 1015), "v26": (708, 708, 768, 1092, 1092)}
 
 
+@cache
 def skeleton(name: str, nc: int = 80) -> Network:
-    """A network without memory for its weights."""
+    """A network without memory for its weights; to be looked at only."""
     with torch.device("meta"):
         return Network({**load_description(name), "nc": nc})
 

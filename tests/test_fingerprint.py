@@ -92,11 +92,12 @@ def test_every_sample_of_every_epoch_looks_different(expected):
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than this machine has cores
-@pytest.mark.parametrize("workers", [0, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("batch", [1, 3, 16])
 def test_samples_do_not_depend_on_batch_ranks_and_workers(data, expected, batch, ranks, workers):
     windows = planned(nominal_cut(NBS, batch, ranks))
+    workers += workers and (batch + ranks) % 2  # 2 or 3
     assert joined(loaded(data, windows, workers)) == expected
 
 

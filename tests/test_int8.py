@@ -48,9 +48,14 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def quantised(best, data):
-    """An ONNX file for any batch and size."""
-    target = best.with_name("quantised.onnx")
-    assert run("export", best, target, "int8=true", f"data={data}", "calibration=4") == 0
+    """An ONNX file for any batch and size, written where the locale cannot spell the place."""
+    target = best.with_name("dätá") / "quantised.onnx"
+    target.parent.mkdir()
+    place = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    words = (best, target, "int8=true", f"data={data}", "calibration=4")
+    command = [sys.executable, "-m", "detector", "export", *map(str, words)]
+    done = subprocess.run(command, env={**os.environ, **place}, capture_output=True, text=True, errors="replace")
+    assert done.returncode == 0, done.stderr
     return target
 
 
@@ -179,15 +184,8 @@ def test_int8_with_suppression_inside_and_of_one_size(words, tmp_path, best, dat
     assert [one.name for one in tmp_path.iterdir()] == ["m.onnx"]
 
 
-def test_int8_where_the_locale_cannot_spell_the_place(tmp_path, best, data):
-    folder = tmp_path / "dätá"
-    folder.mkdir()
-    place = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
-    words = (best, folder / "m.onnx", "int8=true", f"data={data}", "calibration=2")
-    command = [sys.executable, "-m", "detector", "export", *map(str, words)]
-    done = subprocess.run(command, env={**os.environ, **place}, capture_output=True, text=True, errors="replace")
-    assert done.returncode == 0, done.stderr
-    assert [one.name for one in folder.iterdir()] == ["m.onnx"]
+def test_int8_where_the_locale_cannot_spell_the_place(quantised):
+    assert [one.name for one in quantised.parent.iterdir()] == ["quantised.onnx"]
 
 
 @needs_nncf
