@@ -110,6 +110,21 @@ def test_benchmark_memory():
     assert float(ours) == pytest.approx(float(theirs), rel=1e-4)
 
 
+@pytest.mark.long
+def test_benchmark_scale():
+    """GradientSum hands as many bytes to a reduction as torch's module; the loss is of every class and anchor."""
+    small = ("--model", MINUTE, "--imgsz", 64, "--batch", 2, "--turns", 1)
+    printed = run("benchmark_scale.py", *small)
+    assert [row[0] for row in re.findall(rf"^\| (1|10|100|300) \| ({NUMBER}) \|", printed, flags=re.M)][:4] == [
+        "1", "10", "100", "300"
+    ]  # fmt: skip
+    assert float(re.search(rf"({NUMBER}) bytes per class and anchor", printed)[1]) > 4
+    assert float(re.search(rf"({NUMBER}) times as many", printed)[1]) > 0
+    sums = re.findall(rf"^\| [24] \| (\w+) \| {NUMBER} \| ({NUMBER}) \|$", printed, flags=re.M)
+    assert [name for name, _ in sums] == ["GradientSum", "DistributedDataParallel"] * 2
+    assert len({float(size) for _, size in sums}) == 1
+
+
 def test_optimizer_step():
     printed = run("optimizer_step.py", TINY, "--device", "cpu", "--turns", 1)
     seconds = re.search(rf"SGD ({NUMBER}) ms, AdamW ({NUMBER}) ms, MuSGD ({NUMBER}) ms", printed)

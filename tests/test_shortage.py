@@ -63,15 +63,21 @@ def test_a_step_without_memory_changes_nothing_to_the_bit(monkeypatch, stage, nu
     assert (state.step, state.skipped, state.ema.steps) == counted
 
 
+@pytest.fixture(scope="module")
+def never(tmp_path_factory):
+    """What steps end with where memory never runs out, on one rank."""
+    out = tmp_path_factory.mktemp("never") / "out.pt"
+    assert ranks.run(1, WORKER, out, "-1").returncode == 0
+    return torch.load(out, weights_only=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_memory_may_run_out_anywhere_on_either_rank(tmp_path, rank):
+def test_memory_may_run_out_anywhere_on_either_rank(tmp_path, never, rank):
     """In forward, backward and optimizer, in the first micro-batch and the last: no rank waits; the same weights."""
-    outs = [tmp_path / "never.pt", tmp_path / "failing.pt"]
-    assert ranks.run(1, WORKER, outs[0], "-1").returncode == 0
-    done = ranks.run(2, WORKER, outs[1], rank)
+    done = ranks.run(2, WORKER, tmp_path / "failing.pt", rank)
     assert done.returncode == 0, done.stderr
-    never, failing = (torch.load(out, weights_only=True) for out in outs)
+    failing = torch.load(tmp_path / "failing.pt", weights_only=True)
     assert never["sizes"] == [BATCH] * len(PLACES)
     assert failing["sizes"] == [BATCH // 2] * len(PLACES)
     assert len(failing["lines"]) == len(PLACES)
