@@ -19,7 +19,7 @@ from detector.run.state import RunState
 
 
 def trained_state():
-    state = new_state()
+    state = new_state(model=TINY)
     for seed in (1, 2):
         step_of(random_batch([2, 1, 0, 3], seed=seed), [2, 2], torch.float32, state=state)
     state.epoch, state.history = 1, [{"epoch": 1, "mAP50-95": 0.25}]
@@ -52,7 +52,7 @@ def assert_same(a, b):
 def test_a_restored_state_is_the_saved_one_and_goes_on_like_it(tmp_path):
     state = trained_state()
     path = saved_file(tmp_path, state)
-    restored = new_state()
+    restored = new_state(model=TINY)
     restored.load_state_dict(checkpoint_file.read(path))
     assert_same(dict(state.state_dict()), dict(restored.state_dict()))
     for one in (state, restored):
@@ -72,7 +72,7 @@ def test_a_checkpoint_without_an_entry_is_refused(tmp_path):
     for key in state.state_dict():
         saved = {name: value for name, value in state.state_dict().items() if name != key}
         with pytest.raises(CheckpointError, match=key):
-            new_state().load_state_dict(saved)
+            new_state(model=TINY).load_state_dict(saved)
 
 
 def test_torch_reads_it_with_weights_only_and_all_is_fp32(tmp_path):
@@ -127,7 +127,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        saved_file(tmp_path, new_state())
+        saved_file(tmp_path, new_state(model=TINY))
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
 
@@ -266,4 +266,4 @@ def test_resuming_with_another_architecture_is_refused(tmp_path):
     saved = checkpoint_file.read(saved_file(tmp_path, trained_state()))
     saved["model"]["model.0.conv.weight"] = torch.zeros(1)
     with pytest.raises(CheckpointError, match="another model"):
-        new_state().load_state_dict(saved)
+        new_state(model=TINY).load_state_dict(saved)
