@@ -19,7 +19,6 @@ from detector import checkpoint_file
 from detector.model.network import build_network
 
 pytestmark = pytest.mark.slow
-MINUTE = TINY.with_name("minute.yaml")
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 NUMBER = r"\d+(?:\.\d+)?(?:e[+-]?\d+)?"
 
