@@ -15,6 +15,8 @@ from detector.errors import ConfigError, did_you_mean
 from detector.run.build import chosen_optimizer
 from detector.step.plan import Cut
 
+PUBLIC_RECIPE = "recipe=public"
+
 
 def write(folder, text, name="my.yaml"):
     path = folder / name
@@ -351,18 +353,19 @@ def test_warmup_leaves_at_least_the_last_epoch():
     assert load_settings(Settings, None, ["data=d"]).warmup() == 3
 
 
-def test_auto_optimizer_follows_the_length_of_the_run_and_what_was_written_wins():
+def test_auto_optimizer_is_one_by_the_public_recipe_another_and_what_was_written_wins():
     def chosen(images, *words, classes=3):
         return chosen_optimizer(
             load_settings(Settings, None, ["data=d", "nbs=64", *words]), Cut(16, 4), images, classes
         )
 
-    assert chosen(100 * 64) == ("AdamW", 0.001429, 0.9, 0.0)  # 10,000 iterations of 64 in 100 epochs
-    assert chosen(100 * 64 + 1) == ("MuSGD", 0.01, 0.9, 0.0)
-    assert chosen(64, classes=80) == ("AdamW", 0.000119, 0.9, 0.0)
+    assert chosen(64) == chosen(10**6, classes=80) == ("MuSGD", 0.01, 0.9, 0.0)
+    assert chosen(100 * 64, PUBLIC_RECIPE) == ("AdamW", 0.001429, 0.9, 0.0)  # 10,000 iterations of 64 in 100 epochs
+    assert chosen(100 * 64 + 1, PUBLIC_RECIPE) == ("MuSGD", 0.01, 0.9, 0.0)
+    assert chosen(64, PUBLIC_RECIPE, classes=80) == ("AdamW", 0.000119, 0.9, 0.0)
     written = "lr0=0.02", "momentum=0.8", "warmup_bias_lr=0.05"
-    assert chosen(64, *written) == ("AdamW", 0.02, 0.8, 0.05)
-    assert chosen(10**6, *written) == ("MuSGD", 0.02, 0.8, 0.05)
+    assert chosen(64, PUBLIC_RECIPE, *written) == ("AdamW", 0.02, 0.8, 0.05)
+    assert chosen(64, *written) == ("MuSGD", 0.02, 0.8, 0.05)
     assert chosen(64, "optimizer=SGD") == ("SGD", 0.01, 0.937, 0.1)
     assert chosen(64, "optimizer=MuSGD") == ("MuSGD", 0.01, 0.937, 0.1)
     assert chosen(10**6, "optimizer=AdamW") == ("AdamW", 0.01, 0.937, 0.0)
@@ -381,7 +384,7 @@ def test_auto_optimizer_follows_the_length_of_the_run_and_what_was_written_wins(
         (Cut(16, 2), ("nbs=32",), 32),
     ],
 )
-def test_autos_iterations_are_nominal_batches(cut, words, nominal):
+def test_iterations_of_the_public_recipe_are_nominal_batches(cut, words, nominal):
     """ceil(images / max(batch, nbs)) * epochs, the batch over all devices."""
     for epochs, images, expected in [
         (100, 100 * nominal, "AdamW"),
@@ -389,7 +392,7 @@ def test_autos_iterations_are_nominal_batches(cut, words, nominal):
         (10_000, nominal, "AdamW"),
         (10_001, 1, "MuSGD"),
     ]:
-        settings = load_settings(Settings, None, ["data=d", "nbs=64", f"epochs={epochs}", *words])
+        settings = load_settings(Settings, None, ["data=d", PUBLIC_RECIPE, f"epochs={epochs}", *words])
         assert chosen_optimizer(settings, cut, images, 3).optimizer == expected
 
 

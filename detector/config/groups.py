@@ -199,7 +199,7 @@ class StepKeys(Group):
             also={"muon": "MuSGD"},
             told={name: f"not here: {OPTIMIZERS}" for name in ("adam", "rmsprop", "nadam", "radam", "adamax")},
         ),
-        Field(description="auto: by the length of the run, MuSGD or AdamW, with rates of its own where none are set"),
+        Field(description="auto: MuSGD, by the public recipe AdamW in short runs, at rates of their own"),
     ] = "auto"
     lr0: Annotated[Positive, Field(description="learning rate at the end of warmup")] = 0.01
     lrf: Annotated[Fraction, Field(description="last learning rate = lr0 * lrf")] = 0.01

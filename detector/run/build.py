@@ -41,7 +41,7 @@ from detector.step.compiling import Compiled
 from detector.step.ema import Ema
 from detector.step.gradients import GradientSum
 from detector.step.offload import offloaded
-from detector.step.optim import Choice, build_optimizer, choose, set_decay
+from detector.step.optim import LONG, Choice, build_optimizer, choose, set_decay
 from detector.step.plan import Cut, count_steps, input_sides, lr_factor, nominal_cut
 from detector.step.schedule import GROUPS, Gains, Leg, Schedule, extended
 from detector.step.step import StepRules
@@ -98,14 +98,19 @@ def planned_cut(settings: Settings, images: int) -> Cut:
 
 
 def chosen_optimizer(settings: Settings, cut: Cut, images: int, classes: int) -> Choice:
-    """The optimizer of a run on so many images; what the user wrote of its rates wins, also with `auto`."""
+    """The optimizer of a run on so many images; what the user wrote of its rates wins, also with `auto`.
+
+    The public trainer's rule counts iterations: nominal batches, or micro-batches over all devices where these are
+    larger.
+    """
     auto, written = settings.optimizer == "auto", settings.model_fields_set
     lr0 = settings.lr0 if "lr0" in written or not auto else None
     momentum = settings.momentum if "momentum" in written or not auto else None
     start = settings.warmup_bias_lr if "warmup_bias_lr" in written else None
     nbs = settings.nbs * (cut.devices if settings.nbs_scope == "device" else 1)
     iterations = -(-images // max(cut.batch * cut.devices, nbs)) * settings.epochs
-    return choose(settings.optimizer, iterations, classes, lr0, momentum, start)
+    gentle = settings.recipe == "public" and iterations <= LONG
+    return choose(settings.optimizer, gentle, classes, lr0, momentum, start)
 
 
 def class_parameters(network: Network) -> list[nn.Parameter]:

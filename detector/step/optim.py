@@ -11,7 +11,7 @@ from detector.step.musgd import MuSGD
 from detector.step.schedule import GROUPS, Gains, Rates
 from detector.step.statistics import NORMS
 
-LONG = 10_000  # iterations of a run beyond which `auto` takes MuSGD
+LONG = 10_000  # iterations of a run beyond which the public trainer takes MuSGD
 BIAS_LR = 0.1  # where warmup starts the biases, for an optimizer with a momentum that was asked for by name
 DECAYED = ("muon", "weights", "fast muon", "fast weights")
 FUSED = ("cuda",)  # devices on which one kernel takes a whole step; on a CPU it would save milliseconds of seconds
@@ -28,26 +28,25 @@ class Choice(NamedTuple):
 
 def choose(
     optimizer: str,
-    iterations: int,
+    gentle: bool,
     classes: int,
     lr0: float | None = None,
     momentum: float | None = None,
     warmup_bias_lr: float | None = None,
 ) -> Choice:
-    """The optimizer of a run. `auto`: MuSGD at 0.01 for over 10,000 iterations, else AdamW at 0.01 / (4 + classes).
+    """The optimizer of a run. `auto`: MuSGD at 0.01 or, if it is to be gentle, AdamW at 0.01 / (4 + classes).
 
-    iterations: the nominal batches of an epoch, times epochs. What is None is chosen, too: with `auto` all of them, and
-    warmup_bias_lr for any optimizer, 0.1 but for AdamW and `auto`, where it is 0.
+    What is None is chosen, too: with `auto` all of them, and warmup_bias_lr for any optimizer, 0.1 but for AdamW and
+    `auto`, where it is 0.
     """
     if optimizer != "auto":
         assert lr0 is not None
         assert momentum is not None
         start = 0.0 if optimizer == "AdamW" else BIAS_LR
         return Choice(optimizer, lr0, momentum, start if warmup_bias_lr is None else warmup_bias_lr)
-    long = iterations > LONG
-    chosen = 0.01 if long else round(0.01 / (4 + classes), 6)
+    chosen = round(0.01 / (4 + classes), 6) if gentle else 0.01
     return Choice(
-        "MuSGD" if long else "AdamW",
+        "AdamW" if gentle else "MuSGD",
         chosen if lr0 is None else lr0,
         0.9 if momentum is None else momentum,
         0.0 if warmup_bias_lr is None else warmup_bias_lr,
