@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 EMA_LIMIT = 0.9999  # the largest decay of the weights' average
-EMA_SHARE = 0.05  # of the steps so far, those that it is over; measured, see docs/recipe.md
+EMA_SHARE = 0.1  # of the steps so far, those that it is over; measured, see docs/recipe.md
 
 Gains = Sequence[Sequence[float]]  # of the loss terms, branch by branch
 Extension = Literal["rescale", "constant-final", "restart-cosine"]
