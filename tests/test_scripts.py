@@ -48,6 +48,11 @@ def weights(tmp_path_factory):
     return path
 
 
+def test_the_picture_of_the_benchmarks_is_drawn_from_their_file(tmp_path):
+    assert run("draw_benchmarks.py", tmp_path / "ratios.png") == ""
+    assert (tmp_path / "ratios.png").stat().st_size > 10_000
+
+
 def test_exactness():
     lines = re.findall(rf"(fp\d\d), normalised by (\w+) .*: ({NUMBER}) of", run("exactness.py"))
     found = {(precision, rule): float(number) for precision, rule, number in lines}
