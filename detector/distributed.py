@@ -226,10 +226,15 @@ def sum_over_ranks(values: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def average_over_ranks(tensors: Sequence[Tensor]) -> None:
-    """Replace each floating tensor by its mean over all ranks, in one reduction; every rank must call it."""
+def average_over_ranks(tensors: Sequence[Tensor], parts: int | None = None) -> None:
+    """Replace each tensor, all of one dtype, by its mean over all ranks, in one reduction; every rank must call it.
+
+    parts: on so many of the ranks a tensor is something, and 0 on the others. Where it is 1, integers will do.
+    """
     if active() and tensors:
-        flat = sum_over_ranks(_flatten_dense_tensors(tensors)) / world_size()
+        flat = sum_over_ranks(_flatten_dense_tensors(tensors))
+        parts = world_size() if parts is None else parts
+        flat = flat / parts if parts > 1 else flat
         torch._foreach_copy_(list(tensors), list(_unflatten_dense_tensors(flat, tensors)))
 
 

@@ -21,7 +21,7 @@ ROWS = [
     {"errors", "boxes", "classes", "rng", "memory", "terminal", "spelling", "fonts"},
     {"distributed", "files", "values", "public_network", "drawing"},
     {"public_file"},
-    {"device", "precision", "checkpoint_file", "folders"},
+    {"device", "mesh", "precision", "checkpoint_file", "folders"},
     {"config"},
     {"data", "model", "loss"},
     {"step", "inference"},

@@ -39,8 +39,8 @@ class Network(nn.Module):
         self._plan = [(layer.sources, layer.many) for layer in layers]
         self._strides = [layer.stride for layer in layers]
         # The layer after which a map is read no more, so that inference frees it; training needs it for the gradient.
-        last = {source: index for index, layer in enumerate(layers) for source in layer.sources}
-        self._free = [[s for s in set(layer.sources) if last[s] == i] for i, layer in enumerate(layers)]
+        self._last = {source: index for index, layer in enumerate(layers) for source in layer.sources}
+        self._free = [[s for s in set(layer.sources) if self._last[s] == i] for i, layer in enumerate(layers)]
         self.nc: int = self.head.nc
         self._rerun: frozenset[int] = frozenset()  # layers whose activations are computed again, see `set_checkpoint`
 
@@ -67,15 +67,24 @@ class Network(nn.Module):
 
     def forward(self, images: Tensor) -> Predictions:
         """(B, channels, H, W) images to raw predictions."""
-        maps: dict[int, Any] = {-1: images}
-        for index, (layer, (sources, many)) in enumerate(zip(self.model, self._plan, strict=True)):
+        return self.run_layers({-1: images}, 0, len(self.model))[len(self.model) - 1]
+
+    def run_layers(self, maps: dict[int, Any], start: int, stop: int) -> dict[int, Any]:
+        """Run the layers from `start` to before `stop`.
+
+        `maps` are those that they and later ones read, by the layers that made them; -1 are the images. Returns those
+        that the layers from `stop` on read, or after the last layer its output.
+        """
+        for index in range(start, stop):
+            layer, (sources, many) = self.model[index], self._plan[index]
             if self.training and index in self._rerun:
                 maps[index] = rerun(layer, maps[sources[0]])
             else:
                 maps[index] = layer([maps[s] for s in sources] if many else maps[sources[0]])
             for source in self._free[index]:
                 del maps[source]
-        return maps[len(self.model) - 1]
+        end = len(self.model)
+        return {index: made for index, made in maps.items() if stop == end or self._last.get(index, 0) >= stop}
 
     def set_checkpoint(self, which: Literal["off", "stages", "all"]) -> None:
         """Activation checkpointing: what training computes again instead of keeping it; changes no bit of a result.

@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import nn
 
 from detector import distributed
+from detector.step.pipeline import Pipeline
 
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
@@ -47,6 +49,7 @@ class Statistics:
 
     def __init__(self, network: nn.Module):
         learning = [module for module in norm_layers(network) if module.training]
+        self.layers = [module for module in learning for _ in module.buffers(recurse=False)]
         self.buffers = [buffer for module in learning for buffer in module.buffers(recurse=False)]
         self.before = [buffer.clone() for buffer in self.buffers]
 
@@ -55,6 +58,19 @@ class Statistics:
         for buffer, before in zip(self.buffers, self.before, strict=True):
             buffer.copy_(before)
 
-    def average(self) -> None:
-        """Make those of all ranks, each of which moves its own, their mean; every rank must call it."""
-        distributed.average_over_ranks([buffer for buffer in self.buffers if buffer.is_floating_point()])
+    @torch.no_grad()
+    def average(self, pipeline: Pipeline | None = None) -> None:
+        """Make those of all ranks, each of which moves its own, their mean; every rank must call it.
+
+        With stages a layer's are moved by one stage of each replica: theirs is the mean, and all ranks get it. What
+        counts steps is that of the first replica.
+        """
+        floating = [buffer for buffer in self.buffers if buffer.is_floating_point()]
+        if pipeline is None:
+            distributed.average_over_ranks(floating)
+            return
+        for layer, buffer in zip(self.layers, self.buffers, strict=True):
+            if id(layer) not in pipeline.own or (pipeline.mesh.replica and not buffer.is_floating_point()):
+                buffer.zero_()
+        distributed.average_over_ranks(floating, pipeline.mesh.replicas)
+        distributed.average_over_ranks([buffer for buffer in self.buffers if not buffer.is_floating_point()], 1)

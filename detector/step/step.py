@@ -10,8 +10,8 @@ detected, or that it is a detector: see `StepRules`.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from detector import distributed
 from detector.step.gradients import GradientSum
 from detector.step.optim import set_rates
+from detector.step.pipeline import Pipeline
 from detector.step.plan import Window
 from detector.step.schedule import Rates
 from detector.step.state import TrainState
@@ -58,6 +59,7 @@ class StepRules:
     weighting: Weighting = BY_WINDOW
     keeping: Callable[[], AbstractContextManager[None]] = nullcontext  # where activations wait, see offload.py
     apart: bool = True  # whether ranks run alone until gradients are summed; not with SyncBatchNorm
+    pipeline: Pipeline | None = None  # where other processes run other layers of the network
 
 
 class StepReport(NamedTuple):
@@ -89,7 +91,7 @@ def train_window(
         with distributed.together(state.device, rules.apart), gradients.summed(rules.apart):
             sums = add_up(state, gradients, rules, window, micro_batches, gains)
         images, weights, terms = distributed.sum_over_ranks(sums).split((1, 1, sums.shape[1] - 2), dim=1)
-        undo.statistics.average()
+        undo.statistics.average(rules.pipeline)
 
         with distributed.together(state.device):
             factors = rules.weighting.after(weights[:, 0], images[0], state.loss_scale)
@@ -124,29 +126,61 @@ def add_up(
 ) -> Tensor:
     """Accumulate the gradients of a window's micro-batches; ranks sum them, in gradient buckets, in the last alone.
 
-    Returns (branches, 2 + terms) sums: images, target weights and loss terms. No rank waits for another here (but in
-    SyncBatchNorm), so that one may fail and still answer afterwards.
+    Returns (branches, 2 + terms) sums: images, target weights and loss terms. No rank waits here for another that fails
+    (but in SyncBatchNorm), so that one may fail and still answer afterwards.
     """
-    total: Tensor | None = None
+    passes = Passes(state, rules, gains)
+    if rules.pipeline:
+        rules.pipeline.run(state.network, iter(micro_batches), window.accumulate, passes)
+        return passes.nothing(rules.pipeline.terms) if passes.total is None else passes.total
     for number, batch in enumerate(micro_batches, start=1):
         if number == window.accumulate:
             gradients.send_as_they_come()
-        images = rules.images(batch)
-        with nullcontext() if images else norms_at_rest(state.network):
-            with state.precision.autocast(), rules.keeping():
+        with passes.at_rest(batch):
+            with passes.running():
                 outputs = rules.forward(state.network, batch)
-            branches = rules.criterion(outputs, batch)
-            rows, loss = [], 0.0
-            for branch, gain in zip(branches, gains or [None] * len(branches), strict=True):
-                share = rules.weighting.before(branch.weight, images, state.loss_scale)
-                terms = gained(branch.terms, gain)
-                loss = loss + terms.sum() * share
-                counted = branch.weight.new_full((), images)
-                rows.append(torch.cat((counted[None], branch.weight[None], terms.detach() * share)))
-            state.scaler.scale(loss).backward()
+            passes.loss(outputs, batch).backward()
+    return passes.total
+
+
+class Passes:
+    """What the passes of a window's micro-batches have in common, and the sums that they came to."""
+
+    def __init__(self, state: TrainState, rules: StepRules, gains: Sequence[Sequence[float]] | None):
+        self.state, self.rules, self.gains = state, rules, gains
+        self.total: Tensor | None = None  # (branches, 2 + terms)
+
+    def at_rest(self, batch: Any) -> AbstractContextManager[None]:
+        """A context for both passes of a micro-batch: where it has no image, norm layers learn nothing from it."""
+        return nullcontext() if self.rules.images(batch) else norms_at_rest(self.state.network)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """A context for the network's forward pass."""
+        with self.state.precision.autocast(), self.rules.keeping():
+            yield
+
+    def loss(self, outputs: Any, batch: Any) -> Tensor:
+        """What the backward pass of a micro-batch begins with; its sums are added to the total."""
+        images, rules = self.rules.images(batch), self.rules
+        branches = rules.criterion(outputs, batch)
+        rows, loss = [], 0.0
+        for branch, gain in zip(branches, self.gains or [None] * len(branches), strict=True):
+            share = rules.weighting.before(branch.weight, images, self.state.loss_scale)
+            terms = gained(branch.terms, gain)
+            loss = loss + terms.sum() * share
+            counted = branch.weight.new_full((), images)
+            rows.append(torch.cat((counted[None], branch.weight[None], terms.detach() * share)))
         sums = torch.stack(rows)
-        total = sums if total is None else total + sums
-    return total
+        self.total = sums if self.total is None else self.total + sums
+        return self.state.scaler.scale(loss)
+
+    def nothing(self, terms: int) -> Tensor:
+        """The sums of a process that has run no loss."""
+        weight = next(self.state.network.parameters())
+        sums = weight.new_zeros(len(branches_of(self.state.network)), 2 + terms)
+        self.state.scaler.scale(sums)  # whose first call it must have had
+        return sums
 
 
 def gained(terms: Tensor, gains: Sequence[float] | None) -> Tensor:
