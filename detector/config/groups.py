@@ -175,6 +175,11 @@ class CompileKeys(Group):
 
 
 class MemoryKeys(Group):
+    pipeline: Annotated[
+        AtLeastOne | list[AtLeastOne] | Literal["auto", "off"],
+        Words({"true": "auto", "yes": "auto", "on": "auto", "false": "off", "no": "off", "none": "off"}),
+        Field(description="the network in stages, one a device: how many, auto: all, or the later ones' first layers"),
+    ] = "off"
     checkpoint: Annotated[
         Literal["off", "stages", "all"],
         Words({"false": "off", "no": "off"}),  # YAML reads a plain `off` as false

@@ -62,13 +62,20 @@ class Batch(NamedTuple):
             self.colours[start:stop],
         )
 
+    def without_images(self) -> "Batch":
+        """The same with images of no channel and no colours: what a loss needs, and what cuts it."""
+        return self._replace(images=self.images[..., :0].clone(), colours=self.colours[:0])
+
     def resized(self, side: int) -> "Batch":
         """The same with images of side x side, bilinear. Each image is resized alone, so any cut gives the same."""
         before = self.images.shape[1]
         if side == before:
             return self
-        pixels = interpolate(self.images.permute(0, 3, 1, 2).float(), (side, side), mode="bilinear")
-        images = pixels.round_().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+        if self.images.shape[3]:
+            pixels = interpolate(self.images.permute(0, 3, 1, 2).float(), (side, side), mode="bilinear")
+            images = pixels.round_().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+        else:  # see `without_images`
+            images = self.images.new_empty(len(self.images), side, side, 0)
         boxes, on_host = (one * (side / before) for one in (self.boxes_xyxy, self.on_host))
         return self._replace(images=images, boxes_xyxy=boxes, on_host=on_host)
 

@@ -37,29 +37,53 @@ def cost(network: Network, imgsz: int = 640) -> Cost:
     )
 
 
-@torch.no_grad()
-def counted(network: Network, imgsz: int) -> dict[str, int]:
-    """Operations by kind of module, in a network that trains (both heads), by a run on the meta device."""
-    totals = dict.fromkeys(("conv", "norm", "upsample", "attention"), 0)
-    shadow = network_on_meta(network)
+class LayerCost(NamedTuple):
+    """Of one layer and one image, in training."""
 
-    def add(kind: str, operations: Callable[[nn.Module, Tensor, Tensor], int]) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-            totals[kind] += operations(module, inputs[0], output)
+    operations: int
+    kept: int  # elements of what its convolutions, norms and activations put out, which the backward pass reads
+
+
+def layer_costs(network: Network, imgsz: int) -> list[LayerCost]:
+    """What each layer takes."""
+    counts = counted_by_layer(network, imgsz)
+    return [LayerCost(sum(one.values()) - one["kept"], one["kept"]) for one in counts]
+
+
+def counted(network: Network, imgsz: int) -> dict[str, int]:
+    """Operations by kind of module, in a network that trains (both heads)."""
+    layers = counted_by_layer(network, imgsz)
+    return {kind: sum(layer[kind] for layer in layers) for kind in layers[0]}
+
+
+@torch.no_grad()
+def counted_by_layer(network: Network, imgsz: int) -> list[dict[str, int]]:
+    """The same of each layer, and the elements it puts out, by a run on the meta device."""
+    shadow = network_on_meta(network)
+    layers = [dict.fromkeys(("conv", "norm", "upsample", "attention", "kept"), 0) for _ in shadow.model]
+
+    def add(
+        totals: dict[str, int], kind: str, count: Callable[[nn.Module, Tensor, Tensor], int]
+    ) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            totals[kind] += count(module, inputs[0], output)
 
         return hook
 
-    for module in shadow.modules():
-        if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
-            module.register_forward_hook(add("conv", _convolution))
-        elif isinstance(module, nn.BatchNorm2d):
-            module.register_forward_hook(add("norm", lambda module, x, out: 8 * out.numel()))
-        elif isinstance(module, nn.Upsample):
-            module.register_forward_hook(add("upsample", lambda module, x, out: 2 * out.numel()))
-        elif isinstance(module, Attention | AreaAttention):
-            module.register_forward_hook(add("attention", _attention))
+    for layer, totals in zip(shadow.model, layers, strict=True):
+        for module in layer.modules():
+            if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
+                module.register_forward_hook(add(totals, "conv", _convolution))
+            elif isinstance(module, nn.BatchNorm2d):
+                module.register_forward_hook(add(totals, "norm", lambda module, x, out: 8 * out.numel()))
+            elif isinstance(module, nn.Upsample):
+                module.register_forward_hook(add(totals, "upsample", lambda module, x, out: 2 * out.numel()))
+            elif isinstance(module, Attention | AreaAttention):
+                module.register_forward_hook(add(totals, "attention", _attention))
+            if next(module.children(), None) is None:
+                module.register_forward_hook(add(totals, "kept", _elements))
     shadow(torch.empty(1, network.channels, imgsz, imgsz, device="meta"))
-    return totals
+    return layers
 
 
 def network_on_meta(network: Network) -> Network:
@@ -80,3 +104,7 @@ def _attention(module: nn.Module, x: Tensor, out: Tensor) -> int:
         return 2 * module.heads * (module.key + module.value) * cells**2
     each = x.shape[1] // module.heads
     return 2 * module.heads * 2 * each * cells**2 // module.area
+
+
+def _elements(module: nn.Module, x: Any, out: Any) -> int:
+    return out.numel() if isinstance(out, Tensor) else 0

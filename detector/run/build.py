@@ -36,12 +36,14 @@ from detector.run.interrupt import Interruption
 from detector.run.nominal import with_nominal_batch
 from detector.run.resume import Resume
 from detector.run.run import Run, Say
+from detector.run.stages import mesh_of, pipeline_of
 from detector.run.state import RunState
 from detector.step.compiling import Compiled
 from detector.step.ema import Ema
 from detector.step.gradients import GradientSum
 from detector.step.offload import offloaded
 from detector.step.optim import LONG, Choice, build_optimizer, choose, set_decay
+from detector.step.pipeline import Pipeline
 from detector.step.plan import Cut, count_steps, input_sides, lr_factor, nominal_cut
 from detector.step.schedule import GROUPS, Gains, Leg, Schedule, extended
 from detector.step.step import StepRules
@@ -57,9 +59,10 @@ def build(settings: Settings, resume: Resume | None, say: Say) -> Run:
         say(line)
     device = choose_device(settings.device)
     training, validation = indices(settings, say)
-    settings = with_nominal_batch(settings, len(training), distributed.world_size(), say)
+    mesh = mesh_of(settings)
+    settings = with_nominal_batch(settings, len(training), mesh.replicas, say)
     names = training.names
-    cut = planned_cut(settings, len(training))
+    cut = planned_cut(settings, len(training), mesh.replicas)
     choice = chosen_optimizer(settings, cut, len(training), len(names))
     model = DEFAULT if settings.model == "auto" and settings.weights is None else settings.model
     settings = settings.model_copy(update={**choice._asdict(), "model": model})
@@ -78,12 +81,13 @@ def build(settings: Settings, resume: Resume | None, say: Say) -> Run:
     return Run(
         settings=settings,
         device=device,
+        mesh=mesh,
         names=names,
         training=training_set(training, settings, colours_later=device.type != "cpu"),
         validation=ValidationSet(validation, settings.imgsz, network.stride, bad_images=settings.bad_images),
         workers=worker_count(settings.workers),
         schedule=schedule_of(settings, state),
-        rules=step_rules(settings, network, training, say),
+        rules=step_rules(settings, network, training, say, pipeline_of(settings, network, mesh, say)),
         state=state,
         gradients=GradientSum(network),
         say=say,
@@ -91,10 +95,10 @@ def build(settings: Settings, resume: Resume | None, say: Say) -> Run:
     )
 
 
-def planned_cut(settings: Settings, images: int) -> Cut:
+def planned_cut(settings: Settings, images: int, replicas: int) -> Cut:
     """How the windows of a fresh run are cut."""
     per_device = settings.nbs_scope == "device"
-    return nominal_cut(settings.nbs, settings.batch, distributed.world_size(), per_device, images)
+    return nominal_cut(settings.nbs, settings.batch, replicas, per_device, images)
 
 
 def chosen_optimizer(settings: Settings, cut: Cut, images: int, classes: int) -> Choice:
@@ -204,7 +208,9 @@ def equip(network: Network, settings: Settings, device: torch.device) -> None:
     network.set_checkpoint(settings.checkpoint)
 
 
-def step_rules(settings: Settings, network: Network, training: Index, say: Say) -> StepRules:
+def step_rules(
+    settings: Settings, network: Network, training: Index, say: Say, pipeline: Pipeline | None = None
+) -> StepRules:
     """What the settings say of a step, for this network on its device and these images; nothing is compiled yet."""
     weights = None
     if settings.cls_pw:
@@ -217,6 +223,7 @@ def step_rules(settings: Settings, network: Network, training: Index, say: Say) 
         clip_norm=settings.clip_norm,
         keeping=offloaded if settings.offload else nullcontext,
         apart=settings.norm != "sync" or distributed.world_size() == 1,
+        pipeline=pipeline,
     )
 
 
@@ -326,13 +333,14 @@ def restore(state: RunState, resume: Resume, training: Index) -> None:
 def introduce(run: Run) -> None:
     """Print what was chosen, as arithmetic where it is arithmetic."""
     settings, state, cut, images, say = run.settings, run.state, run.state.cut, len(run.training), run.say
-    world = distributed.world_size()
+    world = run.mesh.replicas
     parameters = sum(parameter.numel() for parameter in state.network.parameters())
     steps, total = -(-images // cut.window), count_steps(images, cut, settings.epochs, run.ramp)
     boxes = len(run.training.index.classes)
     accumulate = -(-cut.window // (state.batch * world))
     planned = cut.window == state.batch * accumulate * world
-    devices = f"{world} {'device' if world == 1 else 'devices'}{'' if planned else ' at most'}"
+    part = "device" if run.mesh.stages == 1 else "replica"
+    devices = f"{world} {part}{'' if world == 1 else 's'}{'' if planned else ' at most'}"
     decay = f"{settings.weight_decay:g} x {cut.window}/{settings.nbs} = {weight_decay(settings, cut):g}"
     if settings.recipe == "public":
         say(f"recipe    public: {', '.join(f'{key} {getattr(settings, key):g}' for key in PUBLIC)}")

@@ -35,6 +35,7 @@ from detector.run.interrupt import StopWaiting
 from detector.run.lock import locked, run_id
 from detector.run.resume import RUN, Resume, rewind_best
 from detector.run.run import Run, Say
+from detector.run.stages import for_all_stages
 from detector.run.state import fitness_of
 from detector.step import compiling
 from detector.step.plan import Window, epoch_windows
@@ -116,6 +117,8 @@ def run_epochs(run: Run) -> None:
     state, settings = run.state, run.settings
     compile_steps(run)
     distributed.share([*state.network.state_dict().values(), *state.ema.network.state_dict().values()])
+    if run.rules.pipeline:
+        run.rules.pipeline.connect()
     while state.epoch < settings.epochs and not out_of_patience(run):
         start = time.perf_counter()
         train_epoch(run)
@@ -158,8 +161,8 @@ def stop_if_asked(run: Run) -> None:
 def train_epoch(run: Run) -> None:
     """Train from the state's position to the end of its epoch."""
     state, settings, images = run.state, run.settings, len(run.training)
-    position, world = (state.epoch, state.done), distributed.world_size()
-    windows = list(epoch_windows(images, state.cut, settings.seed, *position, run.ramp, state.batch, world))
+    position, parts = (state.epoch, state.done), run.mesh.replicas
+    windows = list(epoch_windows(images, state.cut, settings.seed, *position, run.ramp, state.batch, parts))
     batches = my_micro_batches(run, windows)
     if settings.plots and distributed.is_main() and state.done == 0 and wants_pictures(run):
         batches = pictured(run, batches)
@@ -172,7 +175,7 @@ def train_epoch(run: Run) -> None:
             with distributed.together(run.device), suppress(StopWaiting), bar.waiting():
                 held = list(islice(batches, window.accumulate))
             stop_if_asked(run)
-            report = recover.take(run, window, held, rates)
+            report = recover.take(run, window, for_all_stages(run, held), rates)
             state.done = window.done + window.images
             if report.applied:
                 state.learned(report)
@@ -198,8 +201,13 @@ def tell_bad(run: Run, split: str, indices: Sequence[int]) -> None:
 
 
 def my_micro_batches(run: Run, windows: Sequence[Window]) -> Iterator[Batch]:
-    """This rank's micro-batches of the windows, a blank one where it has no image."""
-    mine = [micro for window in windows for micro in window.micro_batches[distributed.rank()]]
+    """This replica's micro-batches of the windows, a blank one where it has no image.
+
+    None where stages before this one take the images.
+    """
+    if not run.mesh.first:
+        return
+    mine = [micro for window in windows for micro in window.micro_batches[run.mesh.replica]]
     plan = [(run.state.epoch, micro) for micro in mine if micro]
     batches = run.loaders.training.batches(plan, run.interruption.end_wait)
     for micro in mine:

@@ -5,7 +5,6 @@ What is tried, what is said, and when a run stops.
 
 from collections.abc import Sequence
 
-from detector import distributed
 from detector.data.batch import Batch, recut_batches
 from detector.errors import TrainingError
 from detector.memory import attempt, is_out_of_memory
@@ -41,7 +40,7 @@ def fit(run: Run, window: Window, held: Sequence[Batch], rates: Rates) -> StepRe
     while True:
         cut, micro_batches = recut(window, state.batch), held
         if cut != window:
-            micro_batches = recut_batches(held, cut.micro_batches[distributed.rank()])
+            micro_batches = recut_batches(held, cut.micro_batches[run.mesh.replica])
         if report := step(run, cut, micro_batches, rates):
             state.fitting_steps += 1
             return report
@@ -72,8 +71,19 @@ def step(run: Run, window: Window, micro_batches: Sequence[Batch], rates: Rates)
 
 
 def cut_finer(run: Run, window: Window) -> None:
-    """Halve the micro-batch that memory did not suffice for. TrainingError where it is one image."""
+    """Halve the micro-batch that memory did not suffice for.
+
+    Where it is one image, stages have one micro-batch less under way at once; TrainingError where it is the only one.
+    """
     largest = max(len(micro) for device in window.micro_batches for micro in device)
+    pipeline = run.rules.pipeline
+    if largest <= 1 and pipeline and pipeline.depth > 1:
+        pipeline.depth -= 1
+        run.say(
+            "memory    ran out at 1 image a micro-batch: the same images again with "
+            f"{pipeline.depth} of them in the pipeline at once, and so from here on"
+        )
+        return
     if largest <= 1:
         raise TrainingError(f"out of memory with one image a micro-batch. {REMEDY}; go on from {run.last}")
     run.state.batch, run.state.fitting_steps = -(-largest // 2), 0

@@ -16,6 +16,7 @@ from detector.data.dataset import TrainingSet, ValidationSet
 from detector.data.loader import Loaders
 from detector.evaluation.coco import GroundTruth
 from detector.evaluation.evaluate import ground_truth_of
+from detector.mesh import Mesh
 from detector.run.background import Background
 from detector.run.interrupt import Interruption
 from detector.run.state import RunState
@@ -32,6 +33,7 @@ class Run:
 
     settings: Settings  # resolved: what `auto` came to is written in
     device: torch.device
+    mesh: Mesh
     names: tuple[str, ...]  # of the classes
     training: TrainingSet
     validation: ValidationSet

@@ -7,7 +7,8 @@ without stages.
 
 One forward, one backward (Narayanan et al., "PipeDream", 2019): a stage starts as many micro-batches as stages follow
 it, and then each backward pass makes room for the next forward pass. So it keeps at most as many micro-batches as there
-are stages, and the order of its backward passes is that of the micro-batches.
+are stages, and the order of its backward passes is that of the micro-batches. Where memory does not suffice for one
+image in each, fewer micro-batches are under way at a time (`depth`); with one of them no two stages work at once.
 
 A stage that fails goes on through its schedule without computing: it takes what comes, and says that nothing follows.
 So no stage waits for one that failed, and in the end all know. torch.distributed.pipelining has no such answer, and
@@ -70,9 +71,12 @@ class Pass(NamedTuple):
     made: list[Tensor]  # its roots: maps for the stages after, or the loss
 
 
-def one_forward_one_backward(stage: int, stages: int, count: int) -> Iterator[tuple[bool, int]]:
-    """The passes of a stage in their order, for `count` micro-batches: whether it is a backward pass, and of which."""
-    ahead = min(stages - 1 - stage, count)
+def one_forward_one_backward(stage: int, stages: int, count: int, depth: int) -> Iterator[tuple[bool, int]]:
+    """The passes of a stage in their order, for `count` micro-batches: whether it is a backward pass, and of which.
+
+    No stage has more than `depth` micro-batches between their two passes.
+    """
+    ahead = min(stages - 1 - stage, depth - 1, count)
     yield from ((False, number) for number in range(ahead))
     for number in range(count):
         if number + ahead < count:
@@ -90,10 +94,10 @@ class Pipeline:
         assert len(starts) == mesh.stages
         bounds = [*starts, len(network.model)]
         self.mesh, self.terms, self.device = mesh, terms, device
+        self.depth = mesh.stages  # micro-batches that are under way at once, at most
         self.start, self.stop = bounds[mesh.stage], bounds[mesh.stage + 1]
-        self.own = frozenset(
-            id(module) for layer in network.model[self.start : self.stop] for module in layer.modules()
-        )
+        mine = network.model[self.start : self.stop]
+        self.own = frozenset(id(module) for module in mine.modules())
         self.groups: Groups | None = None
         self._before = self._after = Neighbour()
 
@@ -124,7 +128,7 @@ class Pipeline:
         """
         held: dict[int, Pass] = {}
         error: Exception | None = None
-        for backward, number in one_forward_one_backward(self.mesh.stage, self.mesh.stages, count):
+        for backward, number in one_forward_one_backward(self.mesh.stage, self.mesh.stages, count, self.depth):
             source, target = (self._after, self._before) if backward else (self._before, self._after)
             made: Message | None = None
             try:
@@ -165,7 +169,7 @@ class Pipeline:
         with passes.at_rest(held.batch):
             if came is None:
                 held.made[0].backward()
-            elif reached := [(map, one) for map, one in zip(held.made, came.tensors, strict=True) if one is not None]:
+            elif reached := [(root, one) for root, one in zip(held.made, came.tensors, strict=True) if one is not None]:
                 torch.autograd.backward(*zip(*reached, strict=True))
         return Message([None if leaf.grad is None else dense(leaf.grad) for leaf in held.came])
 
