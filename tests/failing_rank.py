@@ -3,6 +3,8 @@
 import os
 import sys
 
+import torch
+
 from detector import checkpoint_file
 from detector.cli import main
 from detector.data.cache import ImageCache
@@ -10,10 +12,13 @@ from detector.errors import DataError
 from detector.evaluation import evaluate
 from detector.model.network import Network
 from detector.run import loop, recover
+from detector.step.ema import Ema
 
 PLACES = {
     # place: (owner, attribute, error)
-    "network": (Network, "forward", RuntimeError("a mistake in the network")),
+    "network": (Network, "run_layers", RuntimeError("a mistake in the network")),
+    "backward": (torch.autograd, "backward", RuntimeError("a mistake in the backward pass")),
+    "average": (Ema, "update", RuntimeError("a mistake in the average")),
     "image": (ImageCache, "image", DataError("a.png: cannot be decoded")),
     "checkpoint": (checkpoint_file, "write", OSError(28, "No space left on device")),
     "validation": (evaluate, "find_objects", RuntimeError("a mistake in the validation")),

@@ -4,7 +4,9 @@ import os
 import subprocess
 import sys
 import weakref
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ import shortage_worker
 import torch
 from scenes import TINY, cut_batch, random_batch, write_dataset
 from shortage_worker import BATCH, PLACES, Shortage, run_of, take
-from test_step import new_state
+from test_step import RATES, new_state
 from test_training import run as detector
 from test_training import weights
 
@@ -29,6 +31,7 @@ from detector.memory import OutOfMemoryError, attempt, is_out_of_memory
 from detector.run import recover
 from detector.step.plan import Window, recut, split
 from detector.step.statistics import set_modes
+from detector.step.step import StepReport
 
 WORKER = Path(shortage_worker.__file__).name
 LIMITED = Path(__file__).with_name("limited.py")
@@ -72,12 +75,13 @@ def never(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("starts", [[0], [0, 2]], ids=["replicas", "stages"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_memory_may_run_out_anywhere_on_either_rank(tmp_path, never, rank):
+def test_memory_may_run_out_anywhere_on_either_rank(tmp_path, never, rank, starts):
     """In forward, backward and optimizer, in the first micro-batch and the last: no rank waits; the same weights."""
-    done = ranks.run(2, WORKER, tmp_path / "failing.pt", rank)
+    done = ranks.run(2, WORKER, tmp_path / "out.pt", rank, starts)
     assert done.returncode == 0, done.stderr
-    failing = torch.load(tmp_path / "failing.pt", weights_only=True)
+    failing = torch.load(tmp_path / "out.pt", weights_only=True)
     assert never["sizes"] == [BATCH] * len(PLACES)
     assert failing["sizes"] == [BATCH // 2] * len(PLACES)
     assert len(failing["lines"]) == len(PLACES)
@@ -112,6 +116,31 @@ def test_one_image_that_does_not_fit_stops_with_what_would_help(monkeypatch):
     monkeypatch.setattr(recover, "train_window", never)
     with pytest.raises(TrainingError, match=r"with one image a micro-batch.*checkpoint=all, offload=true.*last\.pt"):
         take(run_of(new_state()), seed=0)
+
+
+def test_one_image_that_does_not_fit_leaves_stages_fewer_at_once(monkeypatch):
+    def fits_one(state, gradients, rules, window, micro_batches, rates):
+        depths.append(rules.pipeline.depth)
+        if rules.pipeline.depth > 1:
+            raise OutOfMemoryError
+        return StepReport((), 1.0, 1.0, True, 16)
+
+    monkeypatch.setattr(recover, "train_window", fits_one)
+    said, depths, state = [], [], new_state()
+    run = run_of(state, said.append, batch=1)
+    run.rules = replace(run.rules, pipeline=SimpleNamespace(depth=3))
+    assert take_whole(run).applied
+    assert take_whole(run).applied
+    assert depths == [3, 2, 1, 1]
+    assert said[-1] == (
+        "memory    ran out at 1 image a micro-batch: the same images again with 1 of them in the pipeline at once, and "
+        "so from here on"
+    )
+
+
+def take_whole(run):
+    cut, whole = split(range(16), 1, 1), random_batch([1] * 16)
+    return recover.take(run, Window(0, 0, cut), [whole.part(i, i + 1) for i in range(16)], RATES)
 
 
 @pytest.mark.parametrize("sizes", [[3, 3, 2], [4, 4], [1] * 8, [8], [5, 3]])

@@ -14,7 +14,7 @@ from detector.errors import ConfigError
 from detector.files import replaced
 from detector.fitting.estimate import estimate_bench
 from detector.fitting.fit import allocator, bench, tried
-from detector.fitting.search import SPARE, Trial, parse_memory, recommend, size, table
+from detector.fitting.search import SPARE, Trial, check_whole, parse_memory, recommend, size, table
 from detector.model.checkpoint import chosen_description
 from detector.model.description import title
 from detector.run.loop import say_now
@@ -30,6 +30,7 @@ def run(options: argparse.Namespace) -> int:
     for note in said.notes:
         print(note)
     settings, memory = given.of_run(), None if given.memory is None else parse_memory(given.memory)
+    check_whole(settings, "detector tune")
     if options.estimate:
         found, limit = estimated(settings, memory, options.min_bn_batch)
     else:

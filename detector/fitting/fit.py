@@ -15,7 +15,19 @@ from detector.errors import ConfigError
 from detector.fitting import trial
 from detector.fitting.crowd import heaviest
 from detector.fitting.rehearsal import LEAST, MICRO_BATCHES, Job
-from detector.fitting.search import MODES, SPARE, Trial, cuts, mode_of, modes_on, recommend, rounds, search, size
+from detector.fitting.search import (
+    MODES,
+    SPARE,
+    Trial,
+    check_whole,
+    cuts,
+    mode_of,
+    modes_on,
+    recommend,
+    rounds,
+    search,
+    size,
+)
 from detector.reporting.progress import Bar, clock
 from detector.run.build import indices, training_set
 from detector.run.nominal import with_nominal_batch
@@ -147,6 +159,7 @@ def choose_batch(settings: Settings, device: torch.device, devices: int, say: Sa
 
     Raises ConfigError where nothing fits.
     """
+    check_whole(settings, "batch=auto")
     here = bench(settings, device, devices, None, say)
     mode = mode_of(settings)
     found = tried(here.measure, settings, [mode], here.planned(), LEAST_NORM_BATCH, say)

@@ -52,6 +52,15 @@ class Trial(NamedTuple):
         return {"batch": self.batch, "checkpoint": checkpoint, "offload": offload}
 
 
+def check_whole(settings: Settings, what: str) -> None:
+    """Raise ConfigError where devices run parts of the network: one device cannot be asked what a part takes."""
+    if settings.pipeline != "off":
+        raise ConfigError(
+            f"{what}: measures whole networks, and with pipeline={settings.pipeline} each device runs a part of one; "
+            "name a number of images, batch=N: where they do not fit, the run cuts them finer by itself"
+        )
+
+
 def modes_on(kind: str) -> list[str]:
     """The ways of keeping activations that are something on a kind of device; on a CPU offload is none."""
     return [mode for mode, (_, offload) in MODES.items() if kind == "cuda" or not offload]
