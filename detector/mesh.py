@@ -33,10 +33,10 @@ class Mesh:
                 "device=cpu:2, or set pipeline=off"
             )
         if size % stages:
+            few = max(size // stages, 1) * stages
             raise ConfigError(
-                f"pipeline: {size} devices are no whole number of replicas of {stages} stages; name "
-                f"{size - size % stages or stages} or {(size // stages + 1) * stages} devices, or another number of "
-                "stages"
+                f"pipeline: {size} devices are no whole number of replicas of {stages} stages; name {few} or "
+                f"{few + stages} devices, or another number of stages"
             )
         return cls(stages, distributed.rank(), size)
 

@@ -232,7 +232,7 @@ def test_layers_are_counted_and_cut_as_asked():
     costs, kinds = layer_costs(network, 64), counted(network, 64)
     assert len(costs) == 13
     assert sum(one.operations for one in costs) == sum(kinds.values()) - kinds["kept"]
-    assert costs[1].kept == 3 * 16 * 16 * 16  # what its convolution, norm and activation put out
+    assert costs[1].kept == 2 * 16 * 16 * 16  # what its convolution and its norm put out
     assert first_layers([5, 9], 3, costs) == [0, 5, 9]
     assert first_layers("auto", 1, costs) == [0]
     assert told([0, 12], costs).endswith("of the activations)")

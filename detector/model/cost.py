@@ -41,7 +41,7 @@ class LayerCost(NamedTuple):
     """Of one layer and one image, in training."""
 
     operations: int
-    kept: int  # elements of what its convolutions, norms and activations put out, which the backward pass reads
+    kept: int  # elements that its convolutions and norms put out, with which what the backward pass reads grows
 
 
 def layer_costs(network: Network, imgsz: int) -> list[LayerCost]:
