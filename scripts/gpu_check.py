@@ -9,6 +9,7 @@
 5. Colours that are made on the GPU: they must be those that the host makes, to 1e-5.
 6. A micro-batch's forward pass, loss and backward pass: the host must not wait for the GPU in them, and the loss must
    be that of the host, to 1e-3.
+7. With two GPUs: a run of two stages must end, and with finite losses.
 
 Without a GPU it says so and ends well. The status is 1 where a check fails.
 """
@@ -113,9 +114,9 @@ def measured(run: Path, amp: str, nms: str) -> str:
     return " ".join(rows[0].split()) if status == 0 and rows else "failed"
 
 
-def train(folder: Path, name: str, *settings: str) -> tuple[int, str]:
-    common = (f"data={DATA}", "device=0", "epochs=1", "workers=4", "plots=false", f"project={folder}", f"name={name}")
-    return detector("train", *common, *settings)
+def train(folder: Path, name: str, *settings: str, device: str = "0") -> tuple[int, str]:
+    common = (f"data={DATA}", "epochs=1", "workers=4", "plots=false", f"project={folder}", f"name={name}")
+    return detector("train", *common, f"device={device}", *settings)
 
 
 def full_card(options: argparse.Namespace, folder: Path) -> bool:
@@ -133,6 +134,18 @@ def full_card(options: argparse.Namespace, folder: Path) -> bool:
     if status or not told:
         print(printed[-2000:])
     return status == 0 and bool(told)
+
+
+def stages(options: argparse.Namespace, folder: Path) -> bool:
+    """A run in two stages: whether it ended, and learned something finite. Good where there is one GPU alone."""
+    if torch.cuda.device_count() < 2:
+        print("skipped: there is one GPU")
+        return True
+    words = (f"model={options.model}", "imgsz=320", "batch=8", "pipeline=2")
+    status, printed = train(folder, "stages", *words, device="0,1")
+    told = [line for line in printed.splitlines() if line.startswith(("pipeline", "epoch", "best"))]
+    print("\n".join(told) if status == 0 else printed[-2000:])
+    return status == 0 and "nan" not in " ".join(told)
 
 
 def colours() -> bool:
@@ -211,6 +224,7 @@ def main() -> int:
             "tune within 4 GiB": lambda: tune(options),
             "fp32, bf16, fp16, two heads, MuSGD": lambda: precisions(options, Path(temporary)),
             "a full card": lambda: full_card(options, Path(temporary)),
+            "two stages": lambda: stages(options, Path(temporary)),
         }
         for name, check in checks.items():
             print(f"\n## {name}", flush=True)

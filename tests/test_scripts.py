@@ -129,6 +129,16 @@ def test_benchmark_scale():
     assert len({float(size) for _, size in sums}) == 1
 
 
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
+def test_benchmark_pipeline():
+    printed = run("benchmark_pipeline.py", "--model", TINY, "--sizes", 128, "--accumulate", 4, "--turns", 1)
+    rows = re.findall(rf"^\| (.*?) \| ([\d, ]+) \| ({NUMBER}) \|", printed, flags=re.M)
+    assert [name for name, _, _ in rows] == ["one process", "2 replicas", "2 stages", "2 stages, one at a time"]
+    assert [len(memory.split(",")) for _, memory, _ in rows] == [1, 2, 2, 2]
+    assert all(float(rate) > 0 for _, _, rate in rows)
+
+
 def test_optimizer_step():
     printed = run("optimizer_step.py", TINY, "--device", "cpu", "--turns", 1)
     seconds = re.search(rf"SGD ({NUMBER}) ms, AdamW ({NUMBER}) ms, MuSGD ({NUMBER}) ms", printed)

@@ -54,13 +54,14 @@ def balanced(costs: Sequence[float], stages: int) -> list[int]:
 
 
 def told(starts: Sequence[int], costs: Sequence[LayerCost]) -> str:
-    """The stages in words, each with its layers and with its share of the operations and of the activations."""
+    """The stages in words, each with its layers and with its share of the arithmetic and of the activations."""
+
+    def share(what: str, start: int, stop: int) -> str:
+        return f"{sum(getattr(one, what) for one in costs[start:stop]) / sum(getattr(one, what) for one in costs):.0%}"
+
     parts = []
     for start, stop in zip(starts, [*starts[1:], len(costs)], strict=True):
-        operations, kept = (
-            sum(getattr(one, what) for one in costs[start:stop]) / sum(getattr(one, what) for one in costs)
-            for what in ("operations", "kept")
-        )
-        layers = f"layer {start}" if stop == start + 1 else f"layers {start} to {stop - 1}"
-        parts.append(f"{layers} ({operations:.0%} of the arithmetic, {kept:.0%} of the activations)")
-    return ", ".join(parts)
+        operations, kept = share("operations", start, stop), share("kept", start, stop)
+        shares = f"{operations}, {kept}" if start else f"{operations} of the arithmetic, {kept} of the activations"
+        parts.append(f"{start}{f' to {stop - 1}' if stop > start + 1 else ''} ({shares})")
+    return f"layers {', '.join(parts)}"
