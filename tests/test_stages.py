@@ -21,7 +21,7 @@ from detector.model.cost import counted, layer_costs
 from detector.model.network import build_network
 from detector.model.staging import balanced, first_layers, stage_count, told
 from detector.step.messages import dense, pieces
-from detector.step.pipeline import one_forward_one_backward
+from detector.step.pipeline import one_forward_one_backward, packed, unpacked
 
 slow = pytest.mark.slow
 WINDOWS = [
@@ -63,6 +63,19 @@ def test_the_gradient_of_stages_and_replicas_is_that_of_one_process(tmp_path, pr
                 assert now == pytest.approx(then, rel=1e-9)
         for name, value in alone.items():
             torch.testing.assert_close(after[name], value, rtol=1e-9, atol=1e-12)
+
+
+@slow
+def test_in_half_precision_a_step_of_stages_is_that_of_one_process_to_the_bit(tmp_path):
+    """Of one replica; also where a window is skipped because its gradient overflows on one of the stages."""
+    options = {"amp": "bf16", "norms": "batch", "poisoned": 1}
+    cases = [case(starts=(0, 5), **options), case(TINY26, (0, 10), checkpoint="all", **options)]
+    for one, (rows, after) in zip(cases, on_ranks(2, tmp_path / "out.pt", *cases), strict=True):
+        expected, alone = steps(**{**one, "starts": [0]})
+        assert [row[4] for row in rows] == [row[4] for row in expected] == [True, False, True, True, True]
+        for number, (row, other) in enumerate(zip(rows, expected, strict=True)):
+            assert number == 1 or torch.equal(row[0], other[0])
+        assert [name for name, value in alone.items() if not torch.equal(after[name], value)] == []
 
 
 @slow
@@ -257,6 +270,23 @@ def test_layers_run_in_two_parts_put_out_what_they_do_in_one(start):
         found, expected = network.run_layers(maps, start, 13)[12], network(images)
     assert torch.equal(found.boxes, expected.boxes)
     assert torch.equal(found.one2one.logits, expected.one2one.logits)
+
+
+def test_maps_are_unpacked_as_they_were_packed():
+    """Also several of one layer, which lie in one memory, and those that need no gradient."""
+    several = (
+        torch.rand(2, 6, 4, 4, requires_grad=True).contiguous(memory_format=torch.channels_last).split((2, 4), dim=1)
+    )
+    maps = {4: torch.rand(2, 3, 8, 8), 2: several, -1: torch.rand(1, 3, 5, 5)}
+    made, message = packed(maps)
+    found, leaves = unpacked(message)
+    assert [len(one) for one in (made, leaves)] == [4, 4]
+    assert sorted(found) == [-1, 2, 4]
+    assert isinstance(found[2], tuple)
+    for now, then in zip((found[-1], *found[2], found[4]), (maps[-1], *several, maps[4]), strict=True):
+        assert torch.equal(now, then)
+        assert now.is_leaf
+        assert now.requires_grad == then.requires_grad
 
 
 def test_a_batch_without_images_is_cut_and_resized_as_one_with_them():
