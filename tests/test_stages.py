@@ -15,6 +15,7 @@ from stage_worker import steps
 from test_training import run, weights
 
 from detector import checkpoint_file
+from detector.config.settings import Settings, load_settings
 from detector.errors import ConfigError
 from detector.mesh import Mesh
 from detector.model.cost import counted, layer_costs
@@ -193,6 +194,28 @@ def test_what_cannot_be_cut_is_told_once(tmp_path, common, processes, words, mes
 
 
 # --- the parts
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("3", 3),
+        ("[4]", [4]),
+        ("10,17", [10, 17]),
+        ("10, 17", [10, 17]),
+        ("off", "off"),
+        ("false", "off"),
+        ("true", "auto"),
+    ],
+)
+def test_stages_are_written_in_several_ways(written, value):
+    assert load_settings(Settings, None, ["data=a.yaml", f"pipeline={written}"], {}).pipeline == value
+
+
+@pytest.mark.parametrize("written", ["0", "[]", "[0]", "2.5", "half", "10,a"])
+def test_what_is_no_number_of_stages_is_refused(written):
+    with pytest.raises(ConfigError, match="pipeline"):
+        load_settings(Settings, None, ["data=a.yaml", f"pipeline={written}"], {})
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 5])

@@ -3,13 +3,14 @@
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from detector.config.kinds import (
     AtLeastOne,
     Classes,
     Count,
     FilePath,
+    FirstLayers,
     Fraction,
     Group,
     Nms,
@@ -20,6 +21,7 @@ from detector.config.kinds import (
     Text,
     Whole,
     model_named,
+    numbers,
 )  # fmt: skip
 from detector.spelling import AMP, Words
 
@@ -176,7 +178,8 @@ class CompileKeys(Group):
 
 class MemoryKeys(Group):
     pipeline: Annotated[
-        AtLeastOne | list[AtLeastOne] | Literal["auto", "off"],
+        AtLeastOne | FirstLayers | Literal["auto", "off"],
+        BeforeValidator(numbers),
         Words({"true": "auto", "yes": "auto", "on": "auto", "false": "off", "no": "off", "none": "off"}),
         Field(description="the network in stages, one a device: how many, auto: all, or the later ones' first layers"),
     ] = "off"

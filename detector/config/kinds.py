@@ -52,6 +52,12 @@ def listed(value: Any) -> Any:
     return [value] if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+def numbers(value: Any) -> Any:
+    """'10,17' is as good as [10, 17]."""
+    parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else []
+    return [int(part) for part in parts] if len(parts) > 1 and all(map(str.isdecimal, parts)) else value
+
+
 def some(value: list[int | str]) -> list[int | str]:
     if not value:
         raise ValueError("name at least one class, or leave it out for all")
@@ -64,6 +70,7 @@ Classes = Annotated[
     AfterValidator(some),
     Field(description="names or numbers of the classes whose boxes are learned and judged; left out: all"),
 ]
+FirstLayers = Annotated[list[Annotated[Whole, Field(ge=1)]], Field(min_length=1)]  # of the stages after the first
 STRIDE = 32  # image sides are multiples of it, whatever the network
 
 
