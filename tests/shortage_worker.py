@@ -17,6 +17,7 @@ from detector.loss.criterion import DetectionLoss
 from detector.mesh import Mesh
 from detector.run import recover
 from detector.run.stages import for_all_stages
+from detector.step import messages
 from detector.step.gradients import GradientSum
 from detector.step.pipeline import Pipeline
 from detector.step.plan import Window, split
@@ -25,6 +26,7 @@ from detector.step.step import StepRules
 IMAGES, BATCH = 16, 4
 PLACES = [(stage, number) for stage in ("forward", "backward") for number in (1, 2)]
 PLACES += [("gradient", 1), ("optimizer", 1), ("average", 1)]
+OF_STAGES = [("message", 2) if place == ("gradient", 1) else place for place in PLACES]  # no room for what is sent
 
 
 class Shortage:
@@ -41,9 +43,16 @@ class Shortage:
                 "gradient": (state.scaler, "unscale_"),
                 "optimizer": (state.optimizer, "step"),
                 "average": (state.ema, "update"),
+                "message": (messages.Kind, "empty"),
             }[stage]
             real = getattr(owner, name)
-            setattr(owner, name, lambda *given: (real(*given), self.call()))
+
+            def short(*given):
+                made = real(*given)
+                self.call()
+                return made
+
+            setattr(owner, name, short)
             self.hook = SimpleNamespace(remove=lambda: setattr(owner, name, real))
 
     def call(self, *given):
@@ -88,7 +97,7 @@ def main(out, failing, starts=(0,)):
         state.network.model[0].register_forward_pre_hook(lambda layer, images: images[0].double())
         lines, sizes = [], []
         run = run_of(state, lines.append, starts=starts)
-        for seed, (stage, number) in enumerate(PLACES):
+        for seed, (stage, number) in enumerate(PLACES if len(starts) == 1 else OF_STAGES):
             state.batch = BATCH
             mine = distributed.rank() == failing
             shortage = Shortage(state, stage, number if mine else 10**9, starts[run.mesh.stage])
