@@ -184,6 +184,8 @@ def test_a_signal_saves_and_stops_a_run_in_stages(tmp_path, common):
         (2, ["pipeline=3"], r"pipeline: 2 devices are no whole number of replicas of 3 stages; name 3 or 6 devices"),
         (2, ["pipeline=[13]"], r"pipeline=\[13\]: names the first layers .*; in this model they can be 1 to 12"),
         (2, ["pipeline=2", "batch=auto"], r"batch=auto: .*pipeline"),
+        (2, ["pipeline=2", "compile=default"], r"compile=default: .*set compile=off, or pipeline=off"),
+        (2, ["pipeline=2", "bn=sync"], r"bn=sync: .*set pipeline=off"),
     ],
 )
 def test_what_cannot_be_cut_is_told_once(tmp_path, common, processes, words, message):

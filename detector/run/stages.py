@@ -20,6 +20,11 @@ def mesh_of(settings: Settings) -> Mesh:
             "bn=sync: devices would wait for each other inside layers, and in a pipeline not all of them run the same "
             "ones; set bn to batch, or to frozen with trained weights, or set pipeline=off"
         )
+    if mesh.stages > 1 and settings.compile != "off":
+        raise ConfigError(
+            f"compile={settings.compile}: what is compiled is a whole network, and in a pipeline each device runs a "
+            "part of one; set compile=off, or pipeline=off"
+        )
     return mesh
 
 
