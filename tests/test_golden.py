@@ -65,7 +65,7 @@ def first_state(stream, choice, model):
                 parameter.add_(noise / 10)
     set_modes(state.network, freeze_norms=False)
     state.optimizer = build_optimizer(state.network, choice, decay=0.0005)
-    state.ema = Ema(state.network)
+    state.ema = Ema(state.network, 2000.0)  # of which the file tells
     return state
 
 
