@@ -30,8 +30,9 @@ from detector.reporting.samples import training_batch_image
 from detector.reporting.summary import draw_evaluation
 from detector.reporting.table import format_class_table
 from detector.run import recover, saving
-from detector.run.build import build, introduce
+from detector.run.build import build
 from detector.run.interrupt import StopWaiting
+from detector.run.introduction import introduce
 from detector.run.lock import locked, run_id
 from detector.run.resume import RUN, Resume, rewind_best
 from detector.run.run import Run, Say
