@@ -51,7 +51,7 @@ CONVOLUTIONS = ("convolutions, forward", "convolutions, backward")
 
 
 class Profiled(Bench):
-    """The bench with one of the optimizers that `optimizer: auto` takes."""
+    """The bench with the optimizer that the options name, and compiled where they say so."""
 
     def __init__(self, options: argparse.Namespace, amp: str):
         options = argparse.Namespace(**{**vars(options), "amp": amp, "device": "cpu"})

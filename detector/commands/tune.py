@@ -18,6 +18,7 @@ from detector.fitting.search import SPARE, Trial, check_whole, parse_memory, rec
 from detector.model.checkpoint import chosen_description
 from detector.model.description import title
 from detector.run.loop import say_now
+from detector.run.run import silent
 
 
 def run(options: argparse.Namespace) -> int:
@@ -66,7 +67,7 @@ def estimated(settings: Settings, memory: int | None, least: int) -> tuple[list[
     """The ways that were counted, and the bytes that they were to fit."""
     here = estimate_bench(settings, memory, say_now)
     print("\n".join(here.lines()))
-    return tried(here.measure, settings, here.modes(), here.planned(), least, lambda text: None), here.memory
+    return tried(here.measure, settings, here.modes(), here.planned(), least, silent), here.memory
 
 
 def advice(chosen: Trial, settings: Settings, least: int) -> list[str]:

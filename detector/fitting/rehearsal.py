@@ -37,6 +37,7 @@ from detector.reporting.plots import plot_history
 from detector.reporting.samples import training_batch_image
 from detector.reporting.summary import draw_evaluation
 from detector.run.build import chosen_optimizer, class_parameters, gains_of, prepared_network, step_rules, training_set
+from detector.run.run import silent
 from detector.step import compiling
 from detector.step.ema import Ema
 from detector.step.gradients import GradientSum
@@ -135,7 +136,7 @@ def prepared(job: Job, device: torch.device) -> tuple[TrainState, Callable[[], b
     choice = chosen_optimizer(settings, Cut(settings.batch, job.accumulate), len(job.training), len(names))
     optimizer = build_optimizer(network, choice, settings.weight_decay, class_parameters(network))
     state = TrainState(network, Ema(network), optimizer, choose_precision(settings.amp, device))
-    rules = step_rules(settings, network, job.training, unsaid)
+    rules = step_rules(settings, network, job.training, silent)
     rates = Rates(AT_REST, 0.9, gains_of(settings, network)[0])
     gradients, batch = GradientSum(network), job.batch()
     side = input_sides(settings.imgsz, settings.multi_scale, network.stride)[1]  # the largest that a step meets
@@ -147,10 +148,6 @@ def prepared(job: Job, device: torch.device) -> tuple[TrainState, Callable[[], b
         return train_window(state, gradients, rules, window, on_device, rates).applied
 
     return state, step
-
-
-def unsaid(text: str) -> None:
-    """What a trial says: nothing; its run will."""
 
 
 def load_and_draw(job: Job, batch: Batch, folder: Path) -> None:

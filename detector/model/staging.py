@@ -14,7 +14,7 @@ def stage_count(wanted: Wanted, devices: int) -> int:
     """How many stages there are; auto: one for each device."""
     if isinstance(wanted, list):
         return len(wanted) + 1
-    return {"off": 1, "auto": devices}.get(wanted, wanted) if isinstance(wanted, str) else wanted
+    return {"off": 1, "auto": devices}.get(wanted, wanted)
 
 
 def first_layers(wanted: Wanted, stages: int, costs: Sequence[LayerCost]) -> list[int]:

@@ -35,7 +35,7 @@ from detector.run.interrupt import StopWaiting
 from detector.run.introduction import introduce
 from detector.run.lock import locked, run_id
 from detector.run.resume import RUN, Resume, rewind_best
-from detector.run.run import Run, Say
+from detector.run.run import Run, Say, silent
 from detector.run.stages import for_all_stages
 from detector.run.state import fitness_of
 from detector.step import compiling
@@ -56,10 +56,6 @@ class TrainResult:
 def say_now(text: str) -> None:
     """Print at once, also into a file or a pipe."""
     terminal.say(text)
-
-
-def silent(text: str) -> None:
-    """What other ranks than the main one say."""
 
 
 def train(settings: Settings, resume: Resume | None = None, say: Say = say_now) -> TrainResult:

@@ -27,6 +27,10 @@ from detector.step.step import StepRules
 Say = Callable[[str], None]
 
 
+def silent(text: str) -> None:
+    """What is said by who has nothing to tell: other ranks than the main one, and trials."""
+
+
 @dataclass
 class Run:
     """A run of training. What is not its state follows from its settings, and is made again on a resume."""
