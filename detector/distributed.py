@@ -96,9 +96,29 @@ def process_group(device: torch.device) -> Iterator[None]:
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo", store=dist.PrefixStore(start, store), rank=rank, world_size=size
     )
-    with watching(f"{start}/{FAILED}"):
-        yield
-    dist.destroy_process_group()  # not after an error: it may wait for those that do not come
+    try:
+        with watching(f"{start}/{FAILED}"):
+            yield
+    except BaseException:
+        leave_group()
+        raise
+    dist.destroy_process_group()
+
+
+def leave_group(patience: float = 2 * GRACE) -> None:
+    """Leave a group whose processes may not come to what this one still has under way with them; they have been told.
+
+    To leave is to wait for that, which ends, badly or well, when the others do; so for `patience` seconds at most. But
+    not to wait at all aborts the process: torch's threads, at work while Python ends, let go of tensors.
+    """
+
+    def leave() -> None:
+        with suppress(RuntimeError):
+            dist.destroy_process_group()
+
+    leaving = threading.Thread(target=leave, name="leave", daemon=True)
+    leaving.start()
+    leaving.join(patience)
 
 
 @contextmanager

@@ -172,6 +172,22 @@ def test_nothing_is_still_asking_the_store_when_a_process_ends(monkeypatch):
     assert told == [("failed", "yes")]
 
 
+def test_an_error_with_reductions_under_way_ends_a_process_by_its_own_status(tmp_path):
+    """Torch's threads would let go of tensors while Python ends, and abort the process (134, in rare cases)."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\n"
+        "from detector.distributed import process_group\n"
+        "with process_group(torch.device('cpu')):\n"
+        "    for _ in range(1000):\n"
+        "        dist.all_reduce(torch.zeros(100_000), async_op=True)\n"
+        "    raise SystemExit(3)\n"
+    )
+    done = torchrun(2, script)
+    assert "exitcode  : 3" in done.stderr, done.stderr
+    assert "terminate called" not in done.stderr
+
+
 def test_sync_norms_are_for_gpus(tmp_path, common, capsys):
     assert run("train", *common, "bn=sync", "device=cpu", f"project={tmp_path}") == 2
     assert "bn=sync" in capsys.readouterr().err
