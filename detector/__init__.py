@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from detector.commands.train import train
+    from detector.errors import StopTraining
     from detector.inference.load import load
 
 __version__ = "0.1.0"
-__all__ = ["load", "train"]
+__all__ = ["StopTraining", "load", "train"]
 
 
 def __getattr__(name: str) -> Any:
@@ -27,4 +28,8 @@ def __getattr__(name: str) -> Any:
         from detector.inference.load import load
 
         return load
+    if name == "StopTraining":
+        from detector.errors import StopTraining
+
+        return StopTraining
     raise AttributeError(f"module 'detector' has no attribute '{name}'")

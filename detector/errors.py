@@ -36,6 +36,10 @@ class Interrupted(BaseException):
         self.number = number
 
 
+class StopTraining(Exception):  # noqa: N818 - says what to do
+    """Raised by a function that a run calls (`on_epoch`, `on_window`): save, and end as a run that is finished."""
+
+
 def did_you_mean(word: object, known: Iterable[str]) -> str:
     """' Did you mean 'x'?' for the known word nearest to a misspelt or shortened one, or nothing.
 

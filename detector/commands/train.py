@@ -1,7 +1,7 @@
 """`detector train`, and `train` for Python."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from detector.folders import last_run
 from detector.run import loop
 from detector.run.loop import TrainResult, say_now
 from detector.run.resume import Resume, take_up
+from detector.run.run import NOBODY, Watch
 
 
 def run(options: argparse.Namespace) -> int:
@@ -34,12 +35,22 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def train(config: str | Path | Mapping[str, Any] | None = None, **settings: Any) -> TrainResult:
+def train(
+    config: str | Path | Mapping[str, Any] | None = None,
+    *,
+    on_epoch: Callable[[dict[str, Any]], None] | None = None,
+    on_window: Callable[[dict[str, Any]], None] | None = None,
+    **settings: Any,
+) -> TrainResult:
     """Train a detector by a config (a file, or a dict of settings), by settings, or by both (the settings win).
 
     A data set's YAML file may stand in the config's place. Values may be numpy's and torch's. Returns the run's folder,
     its checkpoints and the best checkpoint's metrics. Raises ConfigError, DataError or CheckpointError, all
     ValueErrors, for what the caller can mend.
+
+    on_epoch, on_window: called after every epoch and every optimizer step, with a line of metrics.csv and one of
+    steps.jsonl. Either may raise StopTraining: the run is saved, its best weights are measured, and this returns. Of
+    several processes that of rank 0 calls them, and all are to be given them alike.
     """
     first = config if isinstance(config, Mapping) else {}
     said = words.of_run([config] if isinstance(config, str | Path) else [], settings.keys())
@@ -47,7 +58,7 @@ def train(config: str | Path | Mapping[str, Any] | None = None, **settings: Any)
     settled, resume = chosen(load_settings(Settings, said.file, (), values))
     if len(choose_devices(settled.device)) > 1 and not distributed.launched():
         raise ConfigError(f"device={settled.device}: from Python, start one process a device with torchrun")
-    return start(settled, resume, said.notes)
+    return start(settled, resume, said.notes, Watch(on_window, on_epoch))
 
 
 def chosen(settings: Settings) -> tuple[Settings, Resume | None]:
@@ -57,7 +68,7 @@ def chosen(settings: Settings) -> tuple[Settings, Resume | None]:
     return take_up(settings)
 
 
-def start(settings: Settings, resume: Resume | None, notes: Sequence[str] = ()) -> TrainResult:
+def start(settings: Settings, resume: Resume | None, notes: Sequence[str] = (), watch: Watch = NOBODY) -> TrainResult:
     """Train, once `batch: auto` is a number: the main process measures, and all take what it found.
 
     It does so before the processes are joined: a trial is none of theirs, and until then no GPU has been touched.
@@ -75,7 +86,7 @@ def start(settings: Settings, resume: Resume | None, notes: Sequence[str] = ()) 
         with distributed.together(device):
             settings = outcome.result()
         settings = distributed.from_main(settings)
-        return loop.train(settings, resume)
+        return loop.train(settings, resume, watch=watch)
 
 
 def measure(outcome: "Future[Settings]", settings: Settings, device: torch.device) -> None:

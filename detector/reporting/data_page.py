@@ -1,7 +1,5 @@
 """The doctor's report as one HTML page that needs nothing beside it: no script, no other file, no network."""
 
-import base64
-import html
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -16,6 +14,7 @@ from detector.data.pixels import decoded
 from detector.drawing import draw_boxes
 from detector.errors import DataError
 from detector.reporting.data_report import by_kind, verdict, without
+from detector.reporting.page import escaped, html_page, html_picture, html_table
 
 WORST = 16  # images that are shown
 LISTED = 100  # findings of a kind
@@ -26,20 +25,9 @@ QUALITY = 80  # of JPEG
 MAP = 256  # pixels of a map of boxes
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #262a30; background: #fafaf8; margin: 0 auto; max-width: 72rem;
-  padding: 1.5rem; }
-h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.1rem; margin: 2.2rem 0 .6rem; }
-table { border-collapse: collapse; } th, td { padding: .2rem .8rem .2rem 0; text-align: right; font-weight: normal; }
-th { color: #6b717a; } th.name, td.name { text-align: left; }
-td.bars { min-width: 16rem; text-align: left; } .bar { background: #2a7ae2; height: .55rem; margin: 1px 0; }
-.path { color: #6b717a; overflow-wrap: anywhere; } details { margin: .3rem 0; } summary { cursor: pointer; }
-.error { background: #e63946; } .warning { background: #ff9f1c; } .note { background: #9aa0a8; }
-.mark { color: #fff; border-radius: 3px; padding: 0 .4rem; font-size: .8rem; margin-right: .5rem; }
-li { overflow-wrap: anywhere; } .row { display: flex; flex-wrap: wrap; gap: 1.5rem; align-items: flex-start; }
-figure { margin: 0; } figcaption { font-size: .82rem; overflow-wrap: anywhere; } .worst figure { width: 21rem; }
-.worst img { max-width: 100%; max-height: 21rem; } .none { height: 8rem; background: #e4e6e9; display: grid;
-  place-items: center; } svg text { font-size: 11px; fill: #6b717a; }
-.map { border: 1px solid #ccc; }
+.worst figure { width: 21rem; } .worst img { max-width: 100%; max-height: 21rem; }
+.none { height: 8rem; background: var(--line); display: grid; place-items: center; }
+.map { border: 1px solid var(--line); }
 """
 
 
@@ -47,9 +35,9 @@ def page(found: Examination) -> str:
     """The whole page, well-formed also as XML."""
     description = found.description
     body = [
-        f"<h1>{_text(description.path.name)}</h1>",
-        f'<p><span class="path">{_text(str(description.path))}</span><br />{_text(description.format)}, '
-        f"{len(description.names)} classes; sizes at imgsz {found.imgsz}<br /><b>{_text(verdict(found))}</b></p>",
+        f"<h1>{escaped(description.path.name)}</h1>",
+        f'<p><span class="path">{escaped(str(description.path))}</span><br />{escaped(description.format)}, '
+        f"{len(description.names)} classes; sizes at imgsz {found.imgsz}<br /><b>{escaped(verdict(found))}</b></p>",
         "<h2>Splits</h2>",
         _splits(found),
         "<h2>What was found</h2>",
@@ -65,16 +53,7 @@ def page(found: Examination) -> str:
         "<h2>Where boxes lie</h2>",
         f'<div class="row">{"".join(_map(split, one.coverage) for split, one in found.counts.items())}</div>',
     ]
-    title = f"{_text(description.path.name)}: data check"
-    return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8" /><title>{title}</title>'
-        f"<style>{STYLE}</style></head>\n<body>\n" + "\n".join(body) + "\n</body></html>\n"
-    )
-
-
-def _text(value: object) -> str:
-    """Text of any characters, names of files among it, as HTML that shows it."""
-    return html.escape("".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(value)))
+    return html_page(f"{description.path.name}: data check", body, STYLE)
 
 
 def _splits(found: Examination) -> str:
@@ -84,20 +63,7 @@ def _splits(found: Examination) -> str:
         sizes = [f"{number / max(one.boxes, 1):.0%}" for number in one.by_size]
         numbers = (one.images, one.background, one.unlabelled, one.boxes, one.ignored)
         rows.append((split, *(f"{number:,}" for number in numbers), *sizes))
-    return _table(heads, rows)
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of text whose first column are names."""
-
-    def cells(tag: str, row: Sequence[str]) -> str:
-        kinds = ['class="name"' if column == 0 else "" for column in range(len(row))]
-        return "".join(
-            f"<{tag} {kind}>{_text(cell)}</{tag}>".replace(" >", ">") for kind, cell in zip(kinds, row, strict=True)
-        )
-
-    lines = [cells("th", heads), *(cells("td", row) for row in rows)]
-    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+    return html_table(heads, rows)
 
 
 def _kind(kind: str, several: Sequence[Noticed], found: Examination) -> str:
@@ -107,7 +73,7 @@ def _kind(kind: str, several: Sequence[Noticed], found: Examination) -> str:
         rows.append(f"<li>and {len(several) - LISTED:,} more: report.json has all</li>")
     opened = ' open="open"' if severity == "error" else ""
     return (
-        f'<details{opened}><summary><span class="mark {severity}">{severity}</span>{_text(told)}: '
+        f'<details{opened}><summary><span class="mark {severity}">{severity}</span>{escaped(told)}: '
         f"<b>{len(several):,}</b></summary><ul>{''.join(rows)}</ul></details>"
     )
 
@@ -115,8 +81,8 @@ def _kind(kind: str, several: Sequence[Noticed], found: Examination) -> str:
 def _located(split: str, finding: Finding, found: Examination) -> str:
     root = str(found.description.root)
     place = without(finding.place, root)
-    text = f": {_text(without(finding.text, root))}" if finding.text else ""
-    return f'<span class="path">{_text(place)}</span>{text}' + (f" [{split}]" if split else "")
+    text = f": {escaped(without(finding.text, root))}" if finding.text else ""
+    return f'<span class="path">{escaped(place)}</span>{text}' + (f" [{split}]" if split else "")
 
 
 # --- pictures --------------------------------------------------------------------------------------------------------
@@ -161,7 +127,7 @@ def _worst(found: Examination) -> list[str]:
             told.append(f"and {len(findings) - TOLD} more")
         name = without(path, root)
         figures.append(
-            f'<figure>{picture}<figcaption><span class="path">{_text(name)}</span><br />{_text("; ".join(told))}'
+            f'<figure>{picture}<figcaption><span class="path">{escaped(name)}</span><br />{escaped("; ".join(told))}'
             "</figcaption></figure>"
         )
     return [
@@ -195,15 +161,7 @@ def _picture(index: Index, i: int, findings: Sequence[Finding]) -> str:
         corners = (round(left) - 4, round(top) - 4), (round(right) + 3, round(bottom) + 3)
         for colour, width in (((0, 0, 0), 5), ((255, 230, 0), 2)):
             cv2.rectangle(picture, *corners, colour, width)
-    return _embedded(picture, ".jpg", [cv2.IMWRITE_JPEG_QUALITY, QUALITY])
-
-
-def _embedded(rgb: np.ndarray, suffix: str, flags: Sequence[int] = (), attributes: str = "") -> str:
-    """(H, W, 3) uint8 RGB as an element that holds it."""
-    done, data = cv2.imencode(suffix, np.ascontiguousarray(rgb[..., ::-1]), list(flags))
-    assert done
-    kind = {".jpg": "jpeg", ".png": "png"}[suffix]
-    return f'<img {attributes} alt="" src="data:image/{kind};base64,{base64.b64encode(data.tobytes()).decode()}" />'
+    return html_picture(picture, ".jpg", [cv2.IMWRITE_JPEG_QUALITY, QUALITY])
 
 
 def _map(split: str, coverage: np.ndarray) -> str:
@@ -212,7 +170,7 @@ def _map(split: str, coverage: np.ndarray) -> str:
     low, high = np.array((255, 255, 255)), np.array((8, 48, 107))
     rgb = (low + (high - low) * share[..., None] ** 0.7).round().astype(np.uint8)
     rgb = cv2.resize(rgb, (MAP, MAP), interpolation=cv2.INTER_LINEAR)
-    picture = _embedded(rgb, ".png", attributes='class="map"')
+    picture = html_picture(rgb, ".png", attributes='class="map"')
     caption = f"{split}: at most {int(coverage.max()):,} boxes at one place"
     return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"
 
@@ -230,7 +188,7 @@ def _classes(found: Examination) -> str:
         shares = [one.class_boxes[number] / max(one.class_boxes.max(), 1) for one in counts.values()]
         bars = "".join(f'<div class="bar" style="width:{share:.1%};opacity:{1 - 0.3 * k:.1f}"></div>'
                        for k, share in enumerate(shares))  # fmt: skip
-        rows.append(f'<tr><td class="name">{number} {_text(name)}</td>{cells}<td class="bars">{bars}</td></tr>')
+        rows.append(f'<tr><td class="name">{number} {escaped(name)}</td>{cells}<td class="bars">{bars}</td></tr>')
     return f'<table><tr><th class="name">class</th>{heads}<th></th></tr>{"".join(rows)}</table>'
 
 
@@ -251,7 +209,7 @@ def _chart(title: str, numbers: np.ndarray, edges: Sequence[int], width: int = 3
             place = f'x="{left + step / 2:.1f}" y="{top - 3:.1f}"'
             parts.append(f'<text {place} text-anchor="middle">{_brief(number)}</text>')
     drawn = f'<svg width="{width}" height="{height}">{"".join(parts)}</svg>'
-    return f"<figure>{drawn}<figcaption>{_text(title)}</figcaption></figure>"
+    return f"<figure>{drawn}<figcaption>{escaped(title)}</figcaption></figure>"
 
 
 def _brief(number: int) -> str:

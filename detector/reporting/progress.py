@@ -36,6 +36,7 @@ class Progress:
         self.start = self.done = start
         self.began = time.perf_counter()
         self.waited = 0.0  # seconds
+        self._lap = self.began, 0.0  # when the last lap ended, and what had been waited by then
         self.line = ""
         self.closed = not shown
         self.bar: Bar | None = None
@@ -64,6 +65,12 @@ class Progress:
             yield
         finally:
             self.waited += time.perf_counter() - start
+
+    def lap(self) -> tuple[float, float]:
+        """Seconds since the last call, or since the beginning, and the share of them that was waited for data."""
+        (start, waited), now = self._lap, time.perf_counter()
+        self._lap = now, self.waited
+        return now - start, min((self.waited - waited) / max(now - start, 1e-9), 1.0)
 
     def update(
         self,

@@ -31,10 +31,11 @@ from detector.model.network import Network, check_side, network_from_description
 from detector.model.norm import set_norms
 from detector.precision import Precision, choose_precision
 from detector.reporting.progress import reading_bar
+from detector.reporting.reports import Reports
 from detector.run.interrupt import Interruption
 from detector.run.nominal import with_nominal_batch
 from detector.run.resume import Resume
-from detector.run.run import Run, Say
+from detector.run.run import Run, Say, Watch
 from detector.run.stages import mesh_of, pipeline_of
 from detector.run.state import RunState
 from detector.step.compiling import Compiled
@@ -48,7 +49,7 @@ from detector.step.schedule import Gains, Leg, Schedule, extended
 from detector.step.step import StepRules
 
 
-def build(settings: Settings, resume: Resume | None, say: Say) -> Run:
+def build(settings: Settings, resume: Resume | None, say: Say, watch: Watch) -> Run:
     """A run that is ready to train, or the user's mistake as an error; `resume` is a checkpoint to go on from.
 
     Nothing has been written yet.
@@ -91,6 +92,8 @@ def build(settings: Settings, resume: Resume | None, say: Say) -> Run:
         gradients=GradientSum(network),
         say=say,
         interruption=Interruption(say),
+        reports=Reports(say=say),
+        watch=watch,
     )
 
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-import torch
-
 from detector import checkpoint_file, distributed, terminal
 from detector.config.settings import Settings
 from detector.data.batch import Batch, blank_batch
@@ -18,7 +16,7 @@ from detector.data.dataset import damage
 from detector.data.loader import loading
 from detector.device import choose_device
 from detector.drawing import save_image
-from detector.errors import Interrupted
+from detector.errors import Interrupted, StopTraining
 from detector.evaluation.evaluate import Evaluation, detect, judge_found
 from detector.files import remove_unfinished
 from detector.folders import create_folder, remove_run
@@ -35,12 +33,15 @@ from detector.run.interrupt import StopWaiting
 from detector.run.introduction import introduce
 from detector.run.lock import locked, run_id
 from detector.run.resume import RUN, Resume, rewind_best
-from detector.run.run import Run, Say, silent
+from detector.run.run import NOBODY, Run, Say, Watch, silent
 from detector.run.stages import for_all_stages
 from detector.run.state import fitness_of
+from detector.run.telling import begin_reports, gpu_memory, tell_end, tell_epoch, tell_failure, tell_window
 from detector.step import compiling
 from detector.step.plan import Window, epoch_windows
 from detector.step.statistics import set_modes
+
+STOP = 1 << 10  # what a callback's wish is among numbers of signals
 
 
 @dataclass(frozen=True)
@@ -58,16 +59,16 @@ def say_now(text: str) -> None:
     terminal.say(text)
 
 
-def train(settings: Settings, resume: Resume | None = None, say: Say = say_now) -> TrainResult:
+def train(settings: Settings, resume: Resume | None = None, say: Say = say_now, watch: Watch = NOBODY) -> TrainResult:
     """Train by the settings, from the start or from a checkpoint.
 
     Under torchrun every process calls this alike, inside `distributed.process_group`. Raises ConfigError, DataError or
     CheckpointError before anything is written; TrainingError where a run cannot go on; Interrupted after Ctrl-C or
-    SIGTERM, with everything saved.
+    SIGTERM, with everything saved. What a function of `watch` raises, other than StopTraining, ends the run, too.
     """
     with ExitStack() as stack:
         with distributed.together(choose_device(settings.device)):
-            run = build(settings, resume, say if distributed.is_main() else silent)
+            run = build(settings, resume, say if distributed.is_main() else silent, watch)
             introduce(run)
         with distributed.together(run.device):  # all ranks have read what they need, be it from the folder itself
             begin(run, resume, stack)
@@ -79,11 +80,14 @@ def train(settings: Settings, resume: Resume | None = None, say: Say = say_now) 
         pin = run.device.type == "cuda"
         run.loaders = stack.enter_context(loading(run.training, run.validation, run.workers, pin, start))
         try:
-            run_epochs(run)
-            return finish(run)
-        except BaseException:
+            ending = run_epochs(run)
+            result = finish(run)
+        except BaseException as error:
+            tell_failure(run, error)
             run.say(f"go on with: detector train resume={run.folder}")
             raise
+        tell_end(run, *ending)
+        return result
 
 
 def begin(run: Run, resume: Resume | None, stack: ExitStack) -> None:
@@ -107,29 +111,42 @@ def begin(run: Run, resume: Resume | None, stack: ExitStack) -> None:
     else:
         rewind_best(run, resume)
         saving.save_table(run)  # which may be older, or newer, than the checkpoint
+    begin_reports(run, resume, identity)
 
 
-def run_epochs(run: Run) -> None:
-    """Train and validate, epoch by epoch, from the state's position to the end."""
+def run_epochs(run: Run) -> tuple[str, str]:
+    """Train and validate, epoch by epoch, from the state's position to the end. Returns how it ended, as an event."""
     state, settings = run.state, run.settings
     compile_steps(run)
     distributed.share([*state.network.state_dict().values(), *state.ema.network.state_dict().values()])
     if run.rules.pipeline:
         run.rules.pipeline.connect()
-    while state.epoch < settings.epochs and not out_of_patience(run):
-        start = time.perf_counter()
-        train_epoch(run)
-        stop_if_asked(run)
-        evaluation = validate(run, state.ema.network) if settings.val else None
-        row = distributed.from_main(epoch_row(run, evaluation))
-        with distributed.together(run.device):
-            record(run, row)
-        run.say(progress_line(run, row, time.perf_counter() - start))
-        stop_if_asked(run)
+    try:
+        while state.epoch < settings.epochs and not out_of_patience(run):
+            run_epoch(run)
+    except StopTraining as stop:
+        run.say(f"stopped   by {stop}; to train on: detector train resume={run.folder}")
+        return "stopped", f"by {stop}"
     if state.epoch >= settings.epochs:
         run.say(f"finished  {state.epoch} epochs; to train on: detector train resume={run.folder} epochs=...")
-    else:
-        run.say(f"stopped early: no better {settings.metric} in {settings.patience} epochs")
+        return "finished", f"{state.epoch} epochs"
+    run.say(said := f"stopped early: no better {settings.metric} in {settings.patience} epochs")
+    return "stopped", said
+
+
+def run_epoch(run: Run) -> None:
+    """Train to the end of the state's epoch, validate, and save."""
+    start = time.perf_counter()
+    train_epoch(run)
+    stop_if_asked(run)
+    evaluation = validate(run, run.state.ema.network) if run.settings.val else None
+    row = distributed.from_main(epoch_row(run, evaluation))
+    with distributed.together(run.device):
+        record(run, row)
+    run.say(progress_line(run, row, time.perf_counter() - start))
+    with distributed.together(run.device):
+        tell_epoch(run, row)
+    stop_if_asked(run)
 
 
 def compile_steps(run: Run) -> None:
@@ -145,13 +162,19 @@ def compile_steps(run: Run) -> None:
 
 
 def stop_if_asked(run: Run) -> None:
-    """Between windows, where the state is whole: save and leave if any rank got a signal."""
-    number = distributed.largest_of_ranks(run.interruption.number or 0, run.device)
+    """Between windows, where the state is whole: save and leave if any rank got a signal, or a callback asks for it.
+
+    Raises Interrupted or StopTraining.
+    """
+    number = distributed.largest_of_ranks(run.interruption.number or (STOP if run.stopping else 0), run.device)
     if number:
         with distributed.together(run.device):
             saving.save(run)
             saving.save_table(run, curves=True)
             saving.settle(run)
+        if number == STOP:
+            asked, run.stopping = distributed.from_main(run.stopping), ""
+            raise StopTraining(asked)
         raise Interrupted(number)
 
 
@@ -182,6 +205,7 @@ def train_epoch(run: Run) -> None:
             losses = dict(zip(run.terms, report.losses, strict=True))
             bar.update(state.done, losses, rates.lr["weights"], window.accumulate, gpu_memory(run.device))
             with distributed.together(run.device):
+                tell_window(run, window, report, rates, *bar.lap())
                 saving.settle(run, wait=False)
                 if saving.due(run):
                     saving.save(run)
@@ -193,7 +217,8 @@ def tell_bad(run: Run, split: str, indices: Sequence[int]) -> None:
     known = run.state.bad_images[split]
     found = {i for part in distributed.gather(list(indices)) for i in part}
     for i in sorted(found.difference(known)):
-        run.say(f"warning: {split}: {damage(index, i)}; it counts for nothing (bad_images: skip)")
+        said = f"warning: {split}: {damage(index, i)}; it counts for nothing (bad_images: skip)"
+        run.event("bad image", said)
     run.state.bad_images[split] = sorted(found.union(known))
 
 
@@ -209,10 +234,6 @@ def my_micro_batches(run: Run, windows: Sequence[Window]) -> Iterator[Batch]:
     batches = run.loaders.training.batches(plan, run.interruption.end_wait)
     for micro in mine:
         yield next(batches) if micro else blank_batch(run.settings.imgsz, run.training.channels)
-
-
-def gpu_memory(device: torch.device) -> int | None:
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 def wants_pictures(run: Run) -> bool:
@@ -231,6 +252,7 @@ def pictured(run: Run, batches: Iterable[Batch], most: int = 3) -> Iterator[Batc
             path = run.folder / f"train_epoch{epoch}_batch{number}.jpg"
             with saving.writing(run, path):
                 save_image(path, picture)
+                run.reports.picture(path)
         yield batch
 
 
@@ -289,6 +311,8 @@ def progress_line(run: Run, row: dict[str, float], seconds: float) -> str:
 
 def finish(run: Run) -> TrainResult:
     """Measure the best checkpoint once more, print its table and draw its curves."""
+    if not run.state.best.epoch:  # stopped in its first epoch
+        return TrainResult(run.folder, run.best, run.last, {})
     with distributed.together(run.device):
         saving.save_table(run, curves=True)
         saving.settle(run)

@@ -36,7 +36,7 @@ def fit(run: Run, window: Window, held: Sequence[Batch], rates: Rates) -> StepRe
     most = min(settings.batch, len(run.training))
     if settings.grow_after and state.fitting_steps >= settings.grow_after and state.batch < most:
         state.batch, state.fitting_steps = min(2 * state.batch, most), 0
-        run.say(f"memory    trying {state.batch} images a micro-batch again (grow_after)")
+        run.event("memory", f"memory    trying {state.batch} images a micro-batch again (grow_after)")
     while True:
         cut, micro_batches = recut(window, state.batch), held
         if cut != window:
@@ -79,18 +79,20 @@ def cut_finer(run: Run, window: Window) -> None:
     pipeline = run.rules.pipeline
     if largest <= 1 and pipeline and pipeline.depth > 1:
         pipeline.depth -= 1
-        run.say(
+        run.event(
+            "memory",
             "memory    ran out at 1 image a micro-batch: the same images again with "
-            f"{pipeline.depth} of them in the pipeline at once, and so from here on"
+            f"{pipeline.depth} of them in the pipeline at once, and so from here on",
         )
         return
     if largest <= 1:
         raise TrainingError(f"out of memory with one image a micro-batch. {REMEDY}; go on from {run.last}")
     run.state.batch, run.state.fitting_steps = -(-largest // 2), 0
     finer = recut(window, run.state.batch)
-    run.say(
+    run.event(
+        "memory",
         f"memory    ran out at {largest} images a micro-batch: the same {window.images} images again as "
-        f"{finer.accumulate} x {run.state.batch} on each device, and so from here on"
+        f"{finer.accumulate} x {run.state.batch} on each device, and so from here on",
     )
 
 
@@ -102,7 +104,7 @@ def not_finite(run: Run, report: StepReport, window: Window, held: Sequence[Batc
     """
     state, settings = run.state, run.settings
     images = shown(run, window)
-    run.say(f"warning: step skipped: gradient {report.norm}, losses {report.losses}; images {images}")
+    run.event("bad step", f"warning: step skipped: gradient {report.norm}, losses {report.losses}; images {images}")
     if state.skipped_in_a_row < settings.max_bad_steps:
         return report
     count, name = state.skipped_in_a_row, state.precision.name
@@ -117,7 +119,7 @@ def not_finite(run: Run, report: StepReport, window: Window, held: Sequence[Batc
     cause = f"{count} steps in a row were not finite in {name}, and the same images are in fp32"
     if settings.amp != "auto":
         raise TrainingError(f"{cause}. Go on with amp=fp32 from the last good checkpoint, {run.last}")
-    run.say(f"warning: {cause}: the run goes on in fp32 (amp: auto)")
+    run.event("bad step", f"warning: {cause}: the run goes on in fp32 (amp: auto)")
     return report
 
 

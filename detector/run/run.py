@@ -17,6 +17,7 @@ from detector.data.loader import Loaders
 from detector.evaluation.coco import GroundTruth
 from detector.evaluation.evaluate import ground_truth_of
 from detector.mesh import Mesh
+from detector.reporting.reports import Reports
 from detector.run.background import Background
 from detector.run.interrupt import Interruption
 from detector.run.state import RunState
@@ -29,6 +30,17 @@ Say = Callable[[str], None]
 
 def silent(text: str) -> None:
     """What is said by who has nothing to tell: other ranks than the main one, and trials."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Functions that a run calls on its main process, with plain values."""
+
+    on_window: Callable[[dict[str, Any]], None] | None = None  # gets a line of steps.jsonl
+    on_epoch: Callable[[dict[str, Any]], None] | None = None  # gets a line of metrics.csv
+
+
+NOBODY = Watch()
 
 
 @dataclass
@@ -48,12 +60,24 @@ class Run:
     gradients: GradientSum
     say: Say
     interruption: Interruption
+    reports: Reports
+    watch: Watch = NOBODY
+    stopping: str = ""  # who asked for the run to stop, other than by a signal
     loaders: Loaders | None = None  # while it trains
     folder: Path = Path()  # known once all else is
     last_save: float = field(default_factory=time.monotonic)
     put_off: bool = False  # whether the last epoch's last.pt is still to be written
     last_curves: float = -math.inf  # when they were drawn
     beside: Background[Any] = field(default_factory=Background)  # what writes files
+
+    def event(self, kind: str, text: str) -> None:
+        """Say what happened, and write it down under one of the journal's kinds."""
+        self.say(text)
+        self.note(kind, text.removeprefix("warning: "))
+
+    def note(self, kind: str, text: str) -> None:
+        """Write down what happened."""
+        self.reports.event(kind, text, self.state.epoch + 1, self.state.step)
 
     @property
     def last(self) -> Path:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from detector import checkpoint_file, distributed
 from detector.errors import TrainingError
+from detector.reporting.journal import STEPS
 from detector.reporting.plots import plot_history
 from detector.reporting.table import write_csv
 from detector.run.run import Run
@@ -49,7 +50,7 @@ class Problem(NamedTuple):
 
 def save(run: Run) -> None:
     """Write last.pt as of now; the one before stays as last.prev.pt."""
-    write(run, [last_piece(run, contents_of(run))])
+    write(run, [journal_piece(run), last_piece(run, contents_of(run))])
 
 
 def save_epoch(run: Run) -> None:
@@ -59,7 +60,7 @@ def save_epoch(run: Run) -> None:
     After a step that was not finite last.pt is put off until one that is, but for the end of the run.
     """
     state, settings, contents = run.state, run.settings, contents_of(run)
-    pieces = []
+    pieces = [journal_piece(run)]
     if settings.save_period > 0 and state.epoch % settings.save_period == 0:
         pieces.append(piece(run, epoch_file(run, state.epoch), contents))
     if state.skipped_in_a_row and state.epoch < settings.epochs:
@@ -74,6 +75,11 @@ def save_epoch(run: Run) -> None:
 def save_table(run: Run, curves: bool = False) -> None:
     """Write metrics.csv: what the state says of the finished epochs. `curves`: and draw them, be it soon after."""
     write(run, table_pieces(run, curves))
+
+
+def journal_piece(run: Run) -> Piece:
+    """The lines of the windows before a checkpoint: the disk holds them first, so that none is missing after it."""
+    return Piece(run.folder / STEPS, run.reports.sync)
 
 
 def epoch_file(run: Run, epoch: int) -> Path:
@@ -172,7 +178,7 @@ def refused(run: Run, problem: Problem) -> None:
     said = f"{problem.path}: cannot be written: {problem.error.strerror}; the file that was there is kept"
     if run.settings.on_save_error == "stop":
         raise TrainingError(f"{said}. Make room and go on with resume={run.folder}")
-    run.say(f"warning: {said}, and the run goes on (on_save_error: warn)")
+    run.event("save", f"warning: {said}, and the run goes on (on_save_error: warn)")
 
 
 @contextmanager
