@@ -22,7 +22,7 @@ OTHER = {
     "imgsz": 96, "perspective": 0.0005, "multiprocessing_start": "spawn",
     "classes": "[disc]", "sampling": "balanced", "albumentations": "[Blur]",
     "bad_images": "error", "bad_boxes": "drop_box", "close_mosaic": 3, "nms": True, "compile": "default",
-    "recipe": "public", "ema_tau": 500.0, "pipeline": 2,
+    "recipe": "public", "ema_tau": 500.0, "pipeline": 2, "log": "[tensorboard]",
 }  # fmt: skip
 
 

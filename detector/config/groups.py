@@ -21,6 +21,7 @@ from detector.config.kinds import (
     Text,
     Whole,
     model_named,
+    named,
     numbers,
 )  # fmt: skip
 from detector.spelling import AMP, Words
@@ -310,6 +311,11 @@ class RunKeys(RecipeKey, FolderKeys):
     seed: Count = 0
     val: Annotated[bool, Field(description="validate after every epoch")] = True
     plots: Annotated[bool, Field(description="draw images and curves")] = True
+    log: Annotated[
+        list[Literal["tensorboard", "mlflow", "wandb"]],
+        BeforeValidator(named),
+        Field(description="also report to these; each is an extra: pip install 'detector[tensorboard]'"),
+    ] = Field(default_factory=list)
     metric: Annotated[
         Literal["mAP50-95", "mAP50", "mAP75", "precision", "recall", "F1", "box", "cls", "dfl", "l1"],
         Words(),

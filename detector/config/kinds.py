@@ -52,6 +52,11 @@ def listed(value: Any) -> Any:
     return [value] if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+def named(value: Any) -> Any:
+    """'a, b' is as good as [a, b], and a name alone as a list of one."""
+    return [part for part in re.split(r"[,\s]+", value) if part] if isinstance(value, str) else value
+
+
 def numbers(value: Any) -> Any:
     """'10,17' is as good as [10, 17]."""
     parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else []

@@ -65,12 +65,16 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def rewind(self, epoch: int, done: int) -> list[WindowRow]:
-        """Take back what is written of windows after so many images of an epoch (from 1); returns what stays."""
-        rows = [row for row in read_windows(self.folder) if (row.epoch, row.done) <= (epoch, done)]
+    def rewind(self, epoch: int, done: int) -> tuple[list[WindowRow], int]:
+        """Take back what is written of windows after so many images of an epoch (from 1).
+
+        Returns what stays, and how many were taken back.
+        """
+        written = read_windows(self.folder)
+        rows = [row for row in written if (row.epoch, row.done) <= (epoch, done)]
         with replaced(self.folder / STEPS) as beside:
             beside.write_text("".join(map(line, rows)), encoding="utf-8")
-        return rows
+        return rows, len(written) - len(rows)
 
     def window(self, row: WindowRow) -> None:
         self._append(STEPS, row)

@@ -4,7 +4,7 @@ A logger follows the journal: where it has less than that, as after a kill, it i
 has it is not told again. So whoever stops and resumes a run leaves in a logger what a run in one go does.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ class Facts(NamedTuple):
     identity: str  # a random word that it keeps as long as it lives
     folder: Path
     settings: Mapping[str, Any]  # plain values
-    left: bool = False  # whether it goes on otherwise than it did: by other settings, or from an earlier checkpoint
+    left: bool = False  # whether it takes back windows that it trained, and goes on by other settings
 
 
 class Had(NamedTuple):
@@ -63,6 +63,7 @@ class Reports:
     say: Say = print
     windows: int = 0  # so far
     _warned: set[str] = field(default_factory=set)
+    _pictures: set[Path] = field(default_factory=set)
 
     def begin(self, facts: Facts, epoch: int, done: int, history: Sequence[EpochRow], known: int) -> None:
         """Stand where the run does: after so many images of an epoch (from 1), with the epochs of its history.
@@ -70,9 +71,11 @@ class Reports:
         known: the windows that it has trained, where the journal is gone.
         """
         rows: list[WindowRow] = []
+        taken_back = 0
         if self.journal is not None:
-            rows = self._heard("steps.jsonl", partial(self.journal.rewind, epoch, done)) or []
+            rows, taken_back = self._heard("steps.jsonl", partial(self.journal.rewind, epoch, done)) or ([], 0)
         self.windows = rows[-1].window if rows else known
+        facts = facts._replace(left=facts.left and taken_back > 0)
         for name, logger in list(self.loggers.items()):
             self._told(name, partial(_catch_up, logger, facts, rows, history))
 
@@ -91,6 +94,7 @@ class Reports:
             self._heard("steps.jsonl", self.journal.sync)
 
     def picture(self, path: Path) -> None:
+        self._pictures.add(path)
         self._all(lambda logger: logger.picture(path))
 
     def event(self, kind: str, text: str, epoch: int, step: int) -> None:
@@ -99,7 +103,10 @@ class Reports:
             self._heard("events.jsonl", partial(self.journal.event, event))
         self._all(lambda logger: logger.event(event))
 
-    def end(self, state: str) -> None:
+    def end(self, state: str, pictures: Iterable[Path] = ()) -> None:
+        """The run is over; of its pictures those follow that have not been told."""
+        for path in sorted(set(pictures) - self._pictures):
+            self.picture(path)
         self._all(lambda logger: logger.end(state))
         self.loggers.clear()
 

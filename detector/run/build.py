@@ -30,6 +30,7 @@ from detector.model.freezing import freeze
 from detector.model.network import Network, check_side, network_from_description, new_network
 from detector.model.norm import set_norms
 from detector.precision import Precision, choose_precision
+from detector.reporting.loggers import loggers_of
 from detector.reporting.progress import reading_bar
 from detector.reporting.reports import Reports
 from detector.run.interrupt import Interruption
@@ -92,7 +93,7 @@ def build(settings: Settings, resume: Resume | None, say: Say, watch: Watch) -> 
         gradients=GradientSum(network),
         say=say,
         interruption=Interruption(say),
-        reports=Reports(say=say),
+        reports=Reports(loggers=loggers_of(settings.log) if distributed.is_main() else {}, say=say),
         watch=watch,
     )
 

@@ -97,10 +97,8 @@ def tell_failure(run: Run, error: BaseException) -> None:
 
 def tell_end(run: Run, kind: str, text: str) -> None:
     """The run is over, with its results in its folder."""
-    for picture in sorted([*run.folder.glob("*.png"), *run.folder.glob("*.jpg")]):
-        run.reports.picture(picture)
     run.note(kind, text)
-    run.reports.end(kind)
+    run.reports.end(kind, [*run.folder.glob("*.png"), *run.folder.glob("*.jpg")])
 
 
 def gpu_memory(device: torch.device) -> int | None:
