@@ -48,7 +48,7 @@ BALLAST_BATCH = 64  # images that cannot fit beside the ballast
 def modes(options: argparse.Namespace) -> bool:
     """Trials and estimates of each mode; whether all could be measured."""
     settings = Settings(data=DATA, model=options.model, imgsz=options.imgsz, device=0)
-    here = bench(settings, DEVICE, 1, None, print)
+    here = bench(settings, [DEVICE], None, print)
     there = estimate_bench(settings, here.memory, print)
     print("| mode | batch | peak | estimate | estimate / peak | images/s |\n|---|---|---|---|---|---|")
     all_fit = True

@@ -144,7 +144,7 @@ def test_an_estimate_for_the_cpu_is_near_its_measurement(data, monkeypatch):
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")  # what is freed, to the system at once: fragments cannot be counted
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
     chosen = tiny(data, "val_batch=16", "plots=false")  # a trial validates, too, which an estimate does not count
-    here, there = bench(chosen, torch.device("cpu"), 1, 2**34, silent), estimate_bench(chosen, 2**34, silent)
+    here, there = bench(chosen, [torch.device("cpu")], 2**34, silent), estimate_bench(chosen, 2**34, silent)
     measured, counted = (
         one.measure("plain", cut_of(chosen, 256, 1)).peak - one.measure("plain", cut_of(chosen, 64, 1)).peak
         for one in (here, there)

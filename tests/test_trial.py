@@ -27,7 +27,7 @@ from detector.fitting import rehearsal, trial
 from detector.fitting.crowd import heaviest
 from detector.fitting.fit import bench, budget, tried
 from detector.fitting.rehearsal import Job
-from detector.fitting.search import SPARE
+from detector.fitting.search import SPARE, modes_on
 from detector.inference.infer import JUDGED
 from detector.memory import resident_memory
 from detector.run import loop
@@ -113,6 +113,16 @@ def test_images_that_are_not_judged_take_their_memory_all_the_same(monkeypatch, 
     assert there[1] - there[0] == pytest.approx(3 * 300 * rehearsal.JUDGING, rel=0.1)
 
 
+def test_more_validation_images_than_are_judged_are_cut_with_all_that_is_known_of_them(monkeypatch, data):
+    monkeypatch.setattr(rehearsal, "JUDGED", 2)
+    job = some_job(data, "batch=1")
+    boxes = len(job.judged.classes)
+    assert boxes < len(job.validation.classes)
+    assert len(job.judged.areas) == len(job.judged.ignored_boxes) == len(job.judged.rows) == boxes
+    found = [rehearsal.crowd(*job.judged.size(i), 2) for i in range(2)]
+    assert rehearsal.judge(rehearsal.ground_truth_of(job.judged), found, job.judged.names).images == 2
+
+
 def test_damaged_validation_images_are_no_reason_for_a_trial_to_fail(monkeypatch, tmp_path):
     data = write_dataset(tmp_path / "data")
     image = tmp_path / "data" / "images" / "val" / "000.png"
@@ -182,14 +192,62 @@ def test_a_trial_measures_a_ballast_and_grows_with_the_batch(tmp_path, data):
 @LINUX
 @pytest.mark.slow
 def test_a_trial_that_takes_too_much_is_ended(data):
-    assert trial.measure(some_job(data, "batch=1"), CPU, 20 * MIB) == (None, None)
+    assert trial.measure(some_job(data, "batch=1"), [CPU], 20 * MIB) == (None, None)
 
 
 @LINUX
 @pytest.mark.slow
 def test_a_trial_that_fails_for_another_reason_says_so(data):
     with pytest.raises(ConfigError, match=r"not for want of memory: .*no_such"):
-        trial.measure(some_job(data, "model=no_such.yaml"), CPU, 2**40)
+        trial.measure(some_job(data, "model=no_such.yaml"), [CPU], 2**40)
+
+
+@LINUX
+@pytest.mark.slow
+def test_a_trial_in_stages_is_of_all_its_processes(monkeypatch, data):
+    """Each tells its peak, and the larger counts; images a second are of each device."""
+    answers, real = [], trial.in_children
+    monkeypatch.setattr(trial, "in_children", lambda *asked: answers.extend(found := real(*asked)) or found)
+    alone, staged = (
+        bench(tiny(data, "imgsz=320", "plots=false", device), [CPU] * count, 2**34, silent)
+        for device, count in (("device=cpu", 1), ("device=cpu:2", 2))
+    )
+    assert not {"pipeline", "pipeline + all"} & set(alone.modes())
+    cut = staged.planned()[-1]
+    assert (cut.batch, cut.accumulate, cut.devices) == (4, 1, 2)
+    parts = staged.measure("pipeline", cut)
+    first, second = (json.loads(said) for status, said in answers)
+    assert first["rate"] == second["rate"] == 2 * parts.rate
+    assert parts.peak == max(first["peak"], second["peak"]) > min(first["peak"], second["peak"])
+    assert parts.fits
+    assert parts.settings() == {"batch": 4, "checkpoint": "off", "offload": False, "pipeline": "auto"}
+
+
+@LINUX
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_trial_in_stages_of_which_one_is_ended_is_ended(data, monkeypatch, rank):
+    """As by a system without memory. The others end too, and it counts as one that takes too much."""
+    started, real = [], subprocess.Popen
+
+    def popen(*arguments, **options):
+        started.append(real(*arguments, **options))
+        if len(started) == 2:
+            started[rank].kill()
+        return started[-1]
+
+    monkeypatch.setattr(trial.subprocess, "Popen", popen)
+    monkeypatch.setattr(trial, "LINGER", 5.0)
+    job = some_job(data, "batch=1", "pipeline=auto")
+    assert trial.measure(job, [CPU, CPU], 2**40) == (None, None)
+    assert all(process.poll() is not None for process in started)
+
+
+@pytest.mark.parametrize("word", ["bn=sync", "compile=default", "nbs_scope=device"])
+def test_stages_are_not_tried_where_a_run_would_refuse_them(data, word):
+    assert "pipeline" in modes_on("cpu", 2, tiny(data))
+    assert "pipeline" not in modes_on("cpu", 2, tiny(data, word))
+    assert "pipeline" not in modes_on("cpu", 1, tiny(data))
 
 
 @LINUX
@@ -270,7 +328,7 @@ def test_batch_auto_is_measured_by_one_process_before_they_are_joined(monkeypatc
 
     monkeypatch.setattr(distributed, "process_group", process_group)
     monkeypatch.setattr(commands.train, "choose_batch", choose_batch)
-    monkeypatch.setattr(loop, "train", lambda settings, resume: seen.append(settings.batch))
+    monkeypatch.setattr(loop, "train", lambda settings, resume, watch: seen.append(settings.batch))
     for name, value in {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     start(tiny(data, "batch=auto", "device=cpu"), None)
@@ -312,7 +370,7 @@ def test_a_trial_is_told_nothing_of_the_run_that_it_is_for(monkeypatch):
         return real([sys.executable, "-c", "print(5)"], **options)
 
     monkeypatch.setattr(trial.subprocess, "Popen", popen)
-    assert trial.in_child(("free", "cpu"), float("inf")) == (0, "5")
+    assert trial.in_children([("free", "cpu")], float("inf")) == [(0, "5")]
     assert not given[0].keys() & theirs.keys()
     others = {
         name for name in os.environ if not name.startswith("TORCHELASTIC_")
@@ -328,7 +386,7 @@ def test_no_trial_outlives_the_process_that_started_it(tmp_path):
     code = (
         "import time\nfrom detector.fitting import trial\n"
         "class Asleep:\n    def __reduce__(self): return time.sleep, (1000,)\n"  # a question that takes long to read
-        "trial.in_child(Asleep(), float('inf'))"
+        "trial.in_children([Asleep()], float('inf'))"
     )
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as parent:
         try:
@@ -357,7 +415,7 @@ def test_a_run_keeps_what_a_trial_promised(tmp_path):
     """
     data = write_dataset(tmp_path / "data", train=24, val=60, size=160)
     words = (f"data={data}", f"model={TINY}", "imgsz=160", "nbs=8", "batch=4", "workers=0", "amp=fp32", "epochs=2")
-    here = bench(load_settings(Settings, None, [*words, "device=cpu"]), CPU, 1, 4 * 2**30, silent)
+    here = bench(load_settings(Settings, None, [*words, "device=cpu"]), [CPU], 4 * 2**30, silent)
     found = here.measure("plain", next(cut for cut in here.planned() if cut.batch == 4))
     memory = found.peak / (1 - SPARE)
     command = [sys.executable, "-m", "detector", "train", *words, "device=cpu", f"project={tmp_path}", "name=run"]
@@ -374,7 +432,7 @@ def test_a_run_keeps_what_a_trial_promised(tmp_path):
 
 
 def test_batch_auto_that_cannot_fit_names_the_ways_out(monkeypatch, data, capsys):
-    monkeypatch.setattr(trial, "measure", lambda job, device, limit: trial.Measured(None, None))
+    monkeypatch.setattr(trial, "measure", lambda job, devices, limit: trial.Measured(None, None))
     assert run("train", f"data={data}", f"model={TINY}", "imgsz=64", "device=cpu", "batch=auto") == 2
     assert "not even one image" in capsys.readouterr().err
 
@@ -392,7 +450,7 @@ class Card:
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
 
-    def take(self, job, device):
+    def take(self, job, device, depth):
         self.others += 2**30
         return 50.0
 
@@ -405,7 +463,7 @@ def test_a_trial_on_a_gpu_is_held_to_its_limit(monkeypatch, data):
     assert card.fractions == [0.5]
 
     def refuse(error):
-        def rehearse(job, device):
+        def rehearse(job, device, depth):
             raise error
 
         return rehearse
@@ -422,18 +480,19 @@ def test_a_gpu_is_measured_in_a_process_of_its_own(monkeypatch, data):
     """The process that asks makes no context on the GPU, which would take memory there: it calls nothing of CUDA."""
     asked = []
 
-    def in_child(question, most):
-        asked.append((question[0], most))
-        return 0, "123" if question[0] == "free" else '{"peak": 5, "rate": 2.0}'
+    def in_children(questions, most):
+        asked.append((questions[0][0], most))
+        return [(0, "123" if one[0] == "free" else '{"peak": 5, "rate": 2.0}') for one in questions]
 
     for name in ("mem_get_info", "memory_reserved", "set_per_process_memory_fraction", "_lazy_init"):
         monkeypatch.setattr(torch.cuda, name, None)
-    monkeypatch.setattr(trial, "in_child", in_child)
-    here = bench(tiny(data), torch.device("cuda", 1), 2, None, silent)
+    monkeypatch.setattr(trial, "in_children", in_children)
+    here = bench(tiny(data), [torch.device("cuda", 1)] * 2, None, silent)
     assert here.memory == 123
     found = here.measure("all + offload", here.planned()[0])
     assert (found.peak, found.rate, found.fits) == (5, 2.0, True)
     assert asked == [("free", float("inf")), ("measured", float("inf"))]
+    assert here.measure("pipeline", here.planned()[0]).rate == 1.0  # of each of the two devices
 
 
 def test_what_a_gpu_has_is_what_is_free_or_given_less_the_context(monkeypatch):
@@ -447,12 +506,12 @@ def test_what_a_gpu_has_is_what_is_free_or_given_less_the_context(monkeypatch):
 def test_trials_of_a_mode_have_its_settings(monkeypatch, data):
     seen = []
 
-    def measure(job, device, limit):
+    def measure(job, devices, limit):
         seen.append((job.settings.batch, job.settings.checkpoint, job.accumulate))
         return trial.Measured(90 * MIB * job.settings.batch, 1.0)
 
     monkeypatch.setattr(trial, "measure", measure)
-    here = bench(tiny(data), torch.device("cpu"), 1, 450 * MIB, silent)
+    here = bench(tiny(data), [torch.device("cpu")], 450 * MIB, silent)
     found = tried(here.measure, here.settings, here.modes(), here.planned(), 8, silent)
     small = [(1, "off", 8), (2, "off", 4), (4, "off", 2)]  # 6 would make windows far from nbs
     assert seen == [(8, "off", 1), (8, "stages", 1), (8, "all", 1), *small]

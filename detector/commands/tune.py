@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
 def measured(settings: Settings, memory: int | None, least: int) -> tuple[list[Trial], int]:
     """The trials that ran on the device, and the bytes that they were to fit."""
     devices = choose_devices(settings.device)
-    here = bench(settings, devices[0], len(devices), memory, say_now)
+    here = bench(settings, devices, memory, say_now)
     boxes = len(here.job.sample.classes)
     model = title(chosen_description(settings.model, settings.weights))
     print(f"measured  {model} at {settings.imgsz}, all images with {boxes} boxes, {devices[0]}")

@@ -209,7 +209,7 @@ class Estimate:
     channels: int = 3
 
     def modes(self) -> list[str]:
-        return modes_on(self.kind)
+        return modes_on(self.kind, 1, self.settings)  # stages are not counted
 
     def planned(self) -> list[Cut]:
         return cuts(self.settings, self.devices, self.images)

@@ -17,10 +17,12 @@ from detector.fitting.crowd import heaviest
 from detector.fitting.rehearsal import LEAST, MICRO_BATCHES, Job
 from detector.fitting.search import (
     MODES,
+    PIPELINED,
     SPARE,
     Trial,
     check_whole,
     cuts,
+    in_stages,
     mode_of,
     modes_on,
     recommend,
@@ -42,40 +44,42 @@ Measure = Callable[[str, Cut], Trial]
 
 @dataclass(frozen=True)
 class Bench:
-    """A run of which trials are made, and the device that they are made on."""
+    """A run of which trials are made, and the devices that they are made on: the first, or in stages all."""
 
     settings: Settings
-    device: torch.device
+    devices: Sequence[torch.device]  # one a process of the run
     memory: int  # bytes that one device's process may take
-    devices: int  # processes of the run
     job: Job  # of the run as it is; a trial's has another cut
 
     def modes(self) -> list[str]:
-        return modes_on(self.device.type)
+        return modes_on(self.devices[0].type, len(self.devices), self.settings)
 
     def planned(self) -> list[Cut]:
-        return cuts(self.settings, self.devices, len(self.job.training))
+        return cuts(self.settings, len(self.devices), len(self.job.training))
 
     def measure(self, mode: str, cut: Cut) -> Trial:
         """A trial on the device, with the spare share of the memory left alone."""
         checkpoint, offload = MODES.get(mode, (self.settings.checkpoint, self.settings.offload))
-        update = {"batch": cut.batch, "checkpoint": checkpoint, "offload": offload, "device": str(self.device)}
+        update = {"batch": cut.batch, "checkpoint": checkpoint, "offload": offload}
+        devices = self.devices[:1]
+        if mode in PIPELINED:
+            update, cut, devices = {**update, "pipeline": "auto"}, in_stages(cut), self.devices
         job = self.job.with_cut(self.settings.model_copy(update=update), cut.accumulate)
         limit = int(self.memory * (1 - SPARE))
-        peak, rate = trial.measure(job, self.device, limit)
+        peak, rate = trial.measure(job, devices, limit)
         return Trial(mode, cut, peak, rate, fits=peak is not None and peak <= limit)
 
 
-def bench(settings: Settings, device: torch.device, devices: int, memory: int | None, say: Say) -> Bench:
-    """The bench of a run; `memory`: bytes that a whole device may give, None: all that is free.
+def bench(settings: Settings, chosen: Sequence[torch.device], memory: int | None, say: Say) -> Bench:
+    """The bench of a run on the chosen devices; `memory`: bytes that one may give, None: all that is free.
 
     The data set's index is read, and its most crowded images; nothing is kept or written.
     """
     training, validation = indices(settings, say)
-    settings = with_nominal_batch(settings, len(training), devices, say)
+    settings = with_nominal_batch(settings, len(training), len(chosen), say)
     job = Job(settings, 1, training, validation, heaviest(training, settings), kept_images(training, settings))
-    here = distributed.local_world_size() if distributed.launched() else devices
-    return Bench(settings, device, budget(device, here, memory), devices, job)
+    here = distributed.local_world_size() if distributed.launched() else len(chosen)
+    return Bench(settings, chosen, budget(chosen[0], here, memory), job)
 
 
 def kept_images(training: Index, settings: Settings) -> int:
@@ -160,7 +164,7 @@ def choose_batch(settings: Settings, device: torch.device, devices: int, say: Sa
     Raises ConfigError where nothing fits.
     """
     check_whole(settings, "batch=auto")
-    here = bench(settings, device, devices, None, say)
+    here = bench(settings, [device] * devices, None, say)
     mode = mode_of(settings)
     found = tried(here.measure, settings, [mode], here.planned(), LEAST_NORM_BATCH, say)
     chosen = recommend(found, settings.norm, LEAST_NORM_BATCH)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from detector import checkpoint_file
+from detector import checkpoint_file, distributed
 from detector.config.settings import Settings
 from detector.data.batch import Batch, Sample, collate
 from detector.data.dataset import ValidationSet
@@ -28,7 +28,6 @@ from detector.data.loader import worker_count
 from detector.drawing import save_image
 from detector.evaluation.coco import GroundTruth
 from detector.evaluation.evaluate import Evaluation, detect, ground_truth_of, judge
-from detector.fitting.crowd import part
 from detector.inference.infer import NetworkRuntime
 from detector.model.network import Network
 from detector.model.selection import Detections
@@ -38,6 +37,7 @@ from detector.reporting.samples import training_batch_image
 from detector.reporting.summary import draw_evaluation
 from detector.run.build import chosen_optimizer, class_parameters, gains_of, prepared_network, step_rules, training_set
 from detector.run.run import silent
+from detector.run.stages import mesh_of, pipeline_of
 from detector.step import compiling
 from detector.step.ema import Ema
 from detector.step.gradients import GradientSum
@@ -77,7 +77,7 @@ class Job:
     @property
     def judged(self) -> Index:
         """The first validation images."""
-        return part(self.validation, range(min(len(self.validation), JUDGED)))
+        return self.validation.take(np.arange(min(len(self.validation), JUDGED)))
 
     def batch(self) -> Batch:
         """A micro-batch; all its images are equally crowded."""
@@ -87,10 +87,14 @@ class Job:
         return replace(self, settings=settings, accumulate=accumulate)
 
 
-def rehearse(job: Job, device: torch.device) -> float:
-    """Do what a run of two epochs does, in its order; images a second of its steps."""
+def rehearse(job: Job, device: torch.device, depth: int = 1) -> float:
+    """Do what a run of two epochs does, in its order; images a second of its steps.
+
+    In a group each process does what a stage of the run does, with `depth` micro-batches under way at once; all take as
+    many steps.
+    """
+    state, step = prepared(job, device, depth)
     held = [job.batch() for _ in range(job.accumulate)]  # a run holds the images of its whole window
-    state, step = prepared(job, device)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         held_copy = save(state, folder)  # which a run holds over the next steps, while it is written
@@ -120,7 +124,7 @@ def timed(step: Callable[[], bool]) -> float:
     """Seconds of a step, whose report is on the host: the device is done."""
     start = time.perf_counter()
     step()
-    return time.perf_counter() - start
+    return distributed.from_main(time.perf_counter() - start)
 
 
 def micro_batches(job: Job) -> int:
@@ -128,7 +132,7 @@ def micro_batches(job: Job) -> int:
     return min(max(job.accumulate, 2), MICRO_BATCHES)
 
 
-def prepared(job: Job, device: torch.device) -> tuple[TrainState, Callable[[], bool]]:
+def prepared(job: Job, device: torch.device, depth: int) -> tuple[TrainState, Callable[[], bool]]:
     """The state of a run, and a function that takes a step and says whether it was applied."""
     settings, names = job.settings, job.training.names
     network = prepared_network(settings, names, device, None, images=job.training)
@@ -136,9 +140,14 @@ def prepared(job: Job, device: torch.device) -> tuple[TrainState, Callable[[], b
     choice = chosen_optimizer(settings, Cut(settings.batch, job.accumulate), len(job.training), len(names))
     optimizer = build_optimizer(network, choice, settings.weight_decay, class_parameters(network))
     state = TrainState(network, Ema(network), optimizer, choose_precision(settings.amp, device))
-    rules = step_rules(settings, network, job.training, silent)
+    mesh = mesh_of(settings)
+    pipeline = pipeline_of(settings, network, mesh, silent)
+    rules = step_rules(settings, network, job.training, silent, pipeline)
+    if pipeline:
+        pipeline.depth = depth
+        pipeline.connect()
     rates = Rates(AT_REST, 0.9, gains_of(settings, network)[0])
-    gradients, batch = GradientSum(network), job.batch()
+    gradients, batch = GradientSum(network), job.batch() if mesh.first else job.batch().without_images()
     side = input_sides(settings.imgsz, settings.multi_scale, network.stride)[1]  # the largest that a step meets
     window = Window(0, 0, ((tuple(range(settings.batch)),) * micro_batches(job),))
     compiling.prepare(state, rules, settings.batch, settings.imgsz, job.training.channels)
@@ -180,7 +189,7 @@ def measure_best(job: Job, state: TrainState, folder: Path, device: torch.device
 
 def draw(job: Job, evaluation: Evaluation, folder: Path) -> None:
     """Draw an evaluation, with the first validation images, those that are damaged left out."""
-    first = part(job.validation, range(min(len(job.validation), LOADED)))
+    first = job.validation.take(np.arange(min(len(job.validation), LOADED)))
     images = ValidationSet(first, job.settings.imgsz, bad_images=job.settings.bad_images)
     damaged = tuple(i for i in range(len(images)) if images[i] is None)
     draw_evaluation(replace(evaluation, missing=damaged), images, first.names, folder)

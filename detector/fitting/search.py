@@ -20,7 +20,10 @@ MODES: dict[str, Kept] = {  # values of the settings `checkpoint` and `offload`
     "all": ("all", False),
     "offload": ("off", True),
     "all + offload": ("all", True),
+    "pipeline": ("off", False),  # the network in stages, one on each device
+    "pipeline + all": ("all", False),
 }
+PIPELINED = ("pipeline", "pipeline + all")
 # Where no time was measured: how long a step takes beside a plain one, roughly, from docs/small-gpus.md. Copies over a
 # GPU's bus have not been measured; they come last.
 COST = {"plain": 1.0, "stages": 1.25, "all": 1.35, "offload": 2.0, "all + offload": 2.1}
@@ -49,7 +52,8 @@ class Trial(NamedTuple):
     def settings(self) -> dict[str, int | str | bool]:
         """The lines of a config file."""
         checkpoint, offload = MODES[self.mode]
-        return {"batch": self.batch, "checkpoint": checkpoint, "offload": offload}
+        staged = {"pipeline": "auto"} if self.mode in PIPELINED else {}
+        return {"batch": self.batch, "checkpoint": checkpoint, "offload": offload, **staged}
 
 
 def check_whole(settings: Settings, what: str) -> None:
@@ -57,13 +61,21 @@ def check_whole(settings: Settings, what: str) -> None:
     if settings.pipeline != "off":
         raise ConfigError(
             f"{what}: measures whole networks, and with pipeline={settings.pipeline} each device runs a part of one; "
-            "name a number of images, batch=N: where they do not fit, the run cuts them finer by itself"
+            "name a number of images, batch=N: where they do not fit, the run cuts them finer by itself. "
+            "`detector tune` without it measures both, where there are several devices"
         )
 
 
-def modes_on(kind: str) -> list[str]:
-    """The ways of keeping activations that are something on a kind of device; on a CPU offload is none."""
-    return [mode for mode, (_, offload) in MODES.items() if kind == "cuda" or not offload]
+def modes_on(kind: str, devices: int, settings: Settings) -> list[str]:
+    """The ways of keeping activations that are something on so many devices of a kind; on a CPU offload is none."""
+    modes = [mode for mode, (_, offload) in MODES.items() if kind == "cuda" or not offload]
+    staged = devices > 1 and settings.norm != "sync" and settings.compile == "off" and settings.nbs_scope != "device"
+    return modes if staged else [mode for mode in modes if mode not in PIPELINED]
+
+
+def in_stages(cut: Cut) -> Cut:
+    """The same window where the devices are stages of one replica, and all its micro-batches go through each."""
+    return Cut(cut.batch, cut.accumulate * cut.devices)
 
 
 def mode_of(settings: Settings) -> str:
