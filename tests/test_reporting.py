@@ -24,7 +24,7 @@ from detector.evaluation.evaluate import judge
 from detector.fonts import drawable, font
 from detector.model.selection import Detections
 from detector.reporting.plots import DPI, plot_confusion, plot_f1, plot_history, plot_pr
-from detector.reporting.progress import Bar, Progress, clock, process_memory, reading_bar
+from detector.reporting.progress import Bar, Pace, Progress, clock, process_memory, reading_bar
 from detector.reporting.samples import training_batch_image, validation_image
 from detector.reporting.table import format_class_table, write_csv
 
@@ -305,6 +305,18 @@ def test_remaining_time_counts_this_epoch_and_those_to_come(monkeypatch):
     assert "5.0 img/s" in stream.getvalue()
     assert "run 1:30 left" in stream.getvalue()
     assert stream.getvalue().count("\n") == 1
+
+
+def test_remaining_time_goes_by_the_epoch_before_once_there_is_one(monkeypatch):
+    """Epochs of 200 images at 0.1 s and 5 s beside: after 50 images of the third of 4, in which all is slow."""
+    now = iter([0.0, 10.0])
+    monkeypatch.setattr("detector.reporting.progress.time.perf_counter", lambda: next(now))
+    pace, stream = Pace(), io.StringIO()
+    pace.take(200, 20.0, 5.0)
+    progress = Progress(2, 4, images=200, stream=stream, pace=pace)
+    progress.update(50, {"box": 1.0}, 0.01, 1, 0)
+    progress.close()
+    assert "run 0:50 left" in stream.getvalue()  # 350 images, two validations and the last
 
 
 def test_share_of_the_time_that_was_waited_for_data(monkeypatch):

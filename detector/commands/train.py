@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from detector import distributed
+from detector.commands.seeds import train_seeds
 from detector.config import words
-from detector.config.settings import Settings, load_settings
+from detector.config.settings import Settings, TrainSettings, load_settings
 from detector.device import choose_device, choose_devices
 from detector.errors import ConfigError, DetectorError
 from detector.fitting.fit import choose_batch
@@ -27,12 +28,33 @@ def run(options: argparse.Namespace) -> int:
     if not given:
         raise ConfigError("name a config file, or at least data=...: detector train configs/quickstart.yaml")
     said = words.of_run(given)
-    settings, resume = chosen(load_settings(Settings, said.file, said.overrides, said.values))
+    loaded = load_settings(TrainSettings, said.file, said.overrides, said.values)
+    check_seeds(loaded)
+    settings, resume = chosen(loaded.of_run())
     processes = len(choose_devices(settings.device))
-    if processes > 1 and not distributed.launched():
-        return distributed.launch(processes, ["train", *given, *(["--debug"] if options.debug else [])])
-    start(settings, resume, said.notes)
-    return 0
+
+    def run_once(settings: Settings, *others: str) -> int:
+        if processes > 1 and not distributed.launched():
+            flags = ["--debug"] if options.debug else []
+            return distributed.launch(processes, ["train", *given, *others, *flags])
+        start(settings, resume, said.notes)
+        return 0
+
+    if loaded.seeds is None:
+        return run_once(settings)
+    return train_seeds(settings, loaded.seeds, lambda one, name: run_once(one, f"seed={one.seed}", f"name={name}"))
+
+
+def check_seeds(settings: TrainSettings) -> None:
+    """Raise ConfigError where several seeds are named, and their runs cannot be made one after the other."""
+    if settings.seeds is None:
+        return
+    if settings.resume is not None:
+        raise ConfigError(f"seed={settings.seed}: a run that goes on has its seed; leave out resume, or seed")
+    if distributed.launched():
+        raise ConfigError(f"seed={settings.seed}: torchrun starts one run; name one seed, or start it by device=0,1")
+    if not settings.seed:
+        raise ConfigError("seed=[]: names none; name at least one, as in seed=[0,1,2]")
 
 
 def train(

@@ -311,6 +311,7 @@ class RunKeys(RecipeKey, FolderKeys):
     seed: Count = 0
     val: Annotated[bool, Field(description="validate after every epoch")] = True
     plots: Annotated[bool, Field(description="draw images and curves")] = True
+    quiet: Annotated[bool, Field(description="only warnings and results are printed")] = False
     log: Annotated[
         list[Literal["tensorboard", "mlflow", "wandb"]],
         BeforeValidator(named),

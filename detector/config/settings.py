@@ -8,7 +8,7 @@ Relative paths are relative to the file that names them (an override's: to the w
 from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from detector.config.groups import (
     AugmentKeys,
@@ -39,13 +39,14 @@ from detector.config.kinds import (
     Side,
     Text,
     Whole,
+    numbers,
 )  # fmt: skip
 from detector.config.reading import load_settings, read_yaml, validated
 from detector.spelling import Words
 
 __all__ = [
     "CheckSettings", "ConvertDataSettings", "ConvertSettings", "ExportSettings", "InfoSettings", "PredictSettings",
-    "Settings", "TuneSettings", "ValSettings", "load_settings", "read_yaml", "validated",
+    "Settings", "TrainSettings", "TuneSettings", "ValSettings", "load_settings", "read_yaml", "validated",
 ]  # fmt: skip
 
 
@@ -90,6 +91,22 @@ class TuneSettings(Settings):
     def of_run(self) -> Settings:
         """The settings of the run alone."""
         return Settings(**{key: getattr(self, key) for key in self.model_fields_set & Settings.model_fields.keys()})
+
+
+class TrainSettings(Settings):
+    """Settings of `detector train`: those of a run, or of several that differ in their seed."""
+
+    seed: Annotated[Count | list[Count], BeforeValidator(numbers)] = 0
+
+    @property
+    def seeds(self) -> list[int] | None:
+        """The seeds, where they are several."""
+        return self.seed if isinstance(self.seed, list) else None
+
+    def of_run(self) -> Settings:
+        """The settings of one run, with the first seed."""
+        values = {key: getattr(self, key) for key in self.model_fields_set}
+        return Settings(**values | ({"seed": self.seeds[0]} if self.seeds else {}))
 
 
 class DetectorKeys(DeviceKeys):

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TextIO
 
 from tqdm import tqdm
@@ -20,17 +21,38 @@ class Bar(tqdm):
     monitor_interval = 0
 
 
+@dataclass
+class Pace:
+    """What the last whole epoch took, by which the time that is left of a run is told."""
+
+    per_image: float | None = None  # seconds of training
+    besides: float = 0.0  # seconds of an epoch beside its training: validation, files
+
+    def take(self, images: int, training: float, besides: float) -> None:
+        """An epoch in which so many images were trained."""
+        self.per_image, self.besides = training / max(images, 1), besides
+
+
 class Progress:
     """The progress of one epoch, told once per step; a context manager.
 
     `epoch` counts from 0 and is shown from 1. `images` are those of a whole epoch, `start` those that were done before
     (an epoch that is resumed); speed and remaining time come from what is done here. On a terminal a bar is drawn and
-    left standing; elsewhere nothing is written until the epoch is closed, then one line.
+    left standing; elsewhere nothing is written until the epoch is closed, then one line. By the `pace` of the epoch
+    before, if there is one, the time that is left of the run is told, its last validation included.
     """
 
     def __init__(
-        self, epoch: int, epochs: int, images: int, start: int = 0, stream: TextIO | None = None, shown: bool = True
+        self,
+        epoch: int,
+        epochs: int,
+        images: int,
+        start: int = 0,
+        stream: TextIO | None = None,
+        shown: bool = True,
+        pace: Pace | None = None,
     ) -> None:
+        self.pace = pace or Pace()
         self.stream = sys.stderr if stream is None else stream  # None where the program has no console
         self.epoch, self.epochs, self.images = epoch, epochs, images
         self.start = self.done = start
@@ -118,11 +140,12 @@ class Progress:
         return f"epoch {self.epoch + 1}/{self.epochs}"
 
     def _remaining(self, images_done: int, rate: float) -> tuple[str, str]:
-        """Time left for the epoch and for the run, at the epoch's speed so far."""
+        """Time left for the epoch and for the run, at the epoch's speed so far or, for the run, the one before's."""
         if rate <= 0:
             return "?", "?"
-        left = max(self.images - images_done, 0)
-        return clock(left / rate), clock((left + (self.epochs - self.epoch - 1) * self.images) / rate)
+        left, epochs = max(self.images - images_done, 0), self.epochs - self.epoch - 1
+        training = (left + epochs * self.images) * (self.pace.per_image or 1 / rate)
+        return clock(left / rate), clock(training + (epochs + 2) * self.pace.besides)
 
 
 def clock(seconds: float) -> str:

@@ -68,8 +68,11 @@ def train(settings: Settings, resume: Resume | None = None, say: Say = say_now, 
     """
     with ExitStack() as stack:
         with distributed.together(choose_device(settings.device)):
-            run = build(settings, resume, say if distributed.is_main() else silent, watch)
-            introduce(run)
+            told = say if distributed.is_main() else silent
+            run = build(settings, resume, only_warnings(told) if settings.quiet else told, watch)
+            run.say = told
+            if not settings.quiet:
+                introduce(run)
         with distributed.together(run.device):  # all ranks have read what they need, be it from the folder itself
             begin(run, resume, stack)
             saving.settle(run)  # and no thread is at work when loaders are started
@@ -88,6 +91,11 @@ def train(settings: Settings, resume: Resume | None = None, say: Say = say_now, 
             raise
         tell_end(run, *ending)
         return result
+
+
+def only_warnings(say: Say) -> Say:
+    """What says the warnings among what it is told, and nothing else."""
+    return lambda text: say(text) if text.startswith("warning") else None
 
 
 def begin(run: Run, resume: Resume | None, stack: ExitStack) -> None:
@@ -136,14 +144,18 @@ def run_epochs(run: Run) -> tuple[str, str]:
 
 def run_epoch(run: Run) -> None:
     """Train to the end of the state's epoch, validate, and save."""
-    start = time.perf_counter()
+    start, before = time.perf_counter(), run.state.done
     train_epoch(run)
+    trained = time.perf_counter()
     stop_if_asked(run)
     evaluation = validate(run, run.state.ema.network) if run.settings.val else None
     row = distributed.from_main(epoch_row(run, evaluation))
     with distributed.together(run.device):
         record(run, row)
-    run.say(progress_line(run, row, time.perf_counter() - start))
+    seconds = time.perf_counter() - start
+    run.pace.take(len(run.training) - before, trained - start, seconds - (trained - start))
+    if not run.settings.quiet:
+        run.say(progress_line(run, row, seconds))
     with distributed.together(run.device):
         tell_epoch(run, row)
     stop_if_asked(run)
@@ -188,7 +200,8 @@ def train_epoch(run: Run) -> None:
         batches = pictured(run, batches)
     set_modes(state.network, settings.norm == "frozen")
 
-    with Progress(state.epoch, settings.epochs, images, state.done, shown=distributed.is_main()) as bar:
+    shown = distributed.is_main() and not settings.quiet
+    with Progress(state.epoch, settings.epochs, images, state.done, shown=shown, pace=run.pace) as bar:
         for window in windows:
             rates = run.schedule.rates(state.epoch + (window.done + window.images) / images)
             held: list[Batch] = []
@@ -327,5 +340,13 @@ def finish(run: Run) -> TrainResult:
         with saving.writing(run, run.folder):
             draw_evaluation(evaluation, run.validation, run.names, run.folder)
     run.say(f"best      {run.best} (epoch {run.state.best.epoch})")
-    run.say(f"pictures  {run.folder}")
+    for line in what_next(run):
+        run.say(line)
     return TrainResult(run.folder, run.best, run.last, evaluation.row())
+
+
+def what_next(run: Run) -> list[str]:
+    """Where to look, and what people do next with a run that is finished."""
+    pictures = [f"pictures  {run.folder}"] if run.settings.plots else []
+    words = ("val {}", "predict {} IMAGES", "export {} format=onnx")
+    return [*pictures, *(f"next      detector {word.format(run.folder)}" for word in words)]

@@ -19,11 +19,12 @@ def with_nominal_batch(settings: Settings, images: int, devices: int, say: Say) 
     def steps(nominal: int) -> int:
         return -(-images // (nominal * parts)) * epochs
 
+    length = f"{epochs} epoch{'' if epochs == 1 else 's'} make{'s' if epochs == 1 else ''}"
     if nbs == NOMINAL:
-        say(f"nbs       {nbs}: {epochs} epochs make {steps(nbs):,} steps, and {ENOUGH_STEPS:,} are enough")
+        say(f"nbs       {nbs}: {length} {steps(nbs):,} steps, and {ENOUGH_STEPS:,} are enough")
         return settings.model_copy(update={"nbs": nbs})
     say(
-        f"nbs       {nbs}: {epochs} epochs make {steps(nbs):,} steps; of {NOMINAL} images it would be "
+        f"nbs       {nbs}: {length} {steps(nbs):,} steps; of {NOMINAL} images it would be "
         f"{steps(NOMINAL):,}, fewer than {ENOUGH_STEPS:,}"
     )
     share = max(nbs * parts // devices, 1)

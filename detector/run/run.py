@@ -17,6 +17,7 @@ from detector.data.loader import Loaders
 from detector.evaluation.coco import GroundTruth
 from detector.evaluation.evaluate import ground_truth_of
 from detector.mesh import Mesh
+from detector.reporting.progress import Pace
 from detector.reporting.reports import Reports
 from detector.run.background import Background
 from detector.run.interrupt import Interruption
@@ -62,6 +63,7 @@ class Run:
     interruption: Interruption
     reports: Reports
     watch: Watch = NOBODY
+    pace: Pace = field(default_factory=Pace)
     stopping: str = ""  # who asked for the run to stop, other than by a signal
     loaders: Loaders | None = None  # while it trains
     folder: Path = Path()  # known once all else is
