@@ -16,6 +16,7 @@ from detector.config.settings import (
     InfoSettings,
     PredictSettings,
     Settings,
+    TrainSettings,
     TuneSettings,
     ValSettings,
     load_settings,
@@ -24,7 +25,7 @@ from detector.config.settings import (
 ROOT = Path(__file__).parents[1]
 OF_COMMAND = {
     "check": CheckSettings,
-    "train": Settings,
+    "train": TrainSettings,
     "tune": TuneSettings,
     "val": ValSettings,
     "predict": PredictSettings,
@@ -47,8 +48,9 @@ def test_every_setting_is_documented_with_its_default(settings):
     for name, field in settings.model_fields.items():
         assert name in rows, f"docs/settings.md lacks {name}"
         if settings is Settings:
-            shown = "" if field.default is None else str(field.default)
-            shown = shown.lower() if isinstance(field.default, bool) else shown
+            default = field.get_default(call_default_factory=True)
+            shown = "" if default in (None, []) else str(default)
+            shown = shown.lower() if isinstance(default, bool) else shown
             assert rows[name].strip().strip("`") == shown, name
 
 
