@@ -3,8 +3,8 @@
 A draw is as many images as the set has, drawn with replacement, told as how often each comes. Within an image a
 detection's match is the same in every draw, so matching is done once, and a draw costs running sums. The AP of a draw
 is COCO's to the last digits: ten IoU thresholds .50:.05:.95, 101 recall points, crowd regions ignored, all areas, at
-most 100 detections per image and class. Where an image is drawn several times, the copies of a detection stand next to each
-other in the order of scores: that matters only to scores that are equal, whose order COCO leaves open, too.
+most 100 detections per image and class. Where an image is drawn several times, the copies of a detection stand next to
+each other in the order of scores: that matters only to scores that are equal, whose order COCO leaves open, too.
 
 Legend: I images, D detections, G true boxes, C classes, T IoU thresholds, W draws.
 

@@ -34,18 +34,20 @@ from detector.reporting.page import escaped, html_page, html_picture
 
 WORST = 16  # images that are shown
 LISTED = 200  # images that are listed
-SIDE = 420  # pixels of a picture's long side
+SIDE = 520  # pixels of a picture's long side
 QUALITY = 82  # of JPEG
-# Of the runs, told apart on white and on black, also by who sees few colours; further runs begin again.
-COLOURS = ("#2a7ae2", "#e8830c", "#2ea05a", "#b04fc9", "#d6456b", "#00a3b4")
+# Of the runs, told apart on white and on black, and none that boxes have; further runs begin again.
+COLOURS = ("#8064f0", "#0f9d8f", "#c9752c", "#6b7f99", "#b5468f", "#8a9a1b")
 FOUND, MISSED, WRONG = (70, 160, 255), (255, 176, 0), (235, 60, 160)  # RGB of boxes
 CURVES = ("mAP50-95", "mAP50", "box", "cls", "dfl", "l1")
 
 STYLE = """
-.scroll { overflow-x: auto; } .tables { gap: 0 3rem; } .tables section { max-width: 100%; } td, th { vertical-align: baseline; } tr + tr td { border-top: 1px solid var(--line); }
+.scroll { overflow-x: auto; } .tables { gap: 0 3rem; } .tables section { max-width: 100%; }
+td, th { vertical-align: baseline; } tr + tr td { border-top: 1px solid var(--line); }
 td { font-variant-numeric: tabular-nums; } td.text, th.text { text-align: left; }
 td.delta { color: var(--faint); } .settings td.text { max-width: 16rem; overflow-wrap: break-word; }
-td.name, th { max-width: 14rem; overflow-wrap: break-word; } td:last-child, th:last-child { padding-right: 0; }
+td.name { min-width: 5.5rem; } td.name, th { max-width: 14rem; overflow-wrap: break-word; }
+td:last-child, th:last-child { padding-right: 0; }
 .key { display: inline-block; width: .75rem; height: .75rem; border-radius: 3px; margin-right: .45rem; }
 .runs { list-style: none; padding: 0; } .runs li { margin: .35rem 0; }
 .verdicts { display: grid; gap: .8rem; } .verdict { background: var(--raised); border: 1px solid var(--line);
@@ -53,7 +55,7 @@ td.name, th { max-width: 14rem; overflow-wrap: break-word; } td:last-child, th:l
   gap: .2rem 1.2rem; align-items: center; }
 .verdict b { overflow-wrap: anywhere; } .verdict .numbers { color: var(--faint); font-variant-numeric: tabular-nums; }
 .interval { width: 100%; } .interval .grid, .chart .grid { stroke: var(--line); } .zero { stroke: var(--faint); }
-.range { stroke-width: 5; stroke-linecap: round; } .dot { stroke: var(--raised); stroke-width: 1.5; }
+.range { stroke-width: 8; stroke-linecap: round; opacity: .5; } .dot { stroke: var(--raised); stroke-width: 1.5; }
 .range.better { stroke: #2ea05a; } .range.worse { stroke: #d6456b; } .range { stroke: #8b929c; }
 .dot.better { fill: #2ea05a; } .dot.worse { fill: #d6456b; } .dot.open, .dot.equal { fill: #8b929c; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 19rem), 1fr)); gap: 1.2rem; }
@@ -63,7 +65,7 @@ td.name, th { max-width: 14rem; overflow-wrap: break-word; } td:last-child, th:l
   border: 3px solid; box-sizing: border-box; }
 .image { border-top: 1px solid var(--line); padding: .9rem 0; } .image h3 { font-size: .92rem; font-weight: 600;
   margin: 0 0 .5rem; overflow-wrap: anywhere; } .image h3 span { font-weight: normal; color: var(--faint); }
-.beside { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 15rem), 26rem)); gap: .8rem; }
+.beside { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 15rem), 33rem)); gap: .8rem; }
 .beside img { width: 100%; display: block; border-radius: 4px; } .faint { color: var(--faint); }
 .none { height: 8rem; background: var(--line); display: grid; place-items: center; }
 @media (max-width: 40rem) { body { padding: 1rem; } .verdict { grid-template-columns: minmax(0, 1fr); } }

@@ -88,6 +88,6 @@ def range_chart(row: Range, reach: float) -> str:
         f'<line class="grid" x1="0" x2="{width}" y1="{middle}" y2="{middle}" />',
         f'<line class="zero" x1="{width / 2}" x2="{width / 2}" y1="0" y2="{height}" />',
         f'<line class="range {row.kind}" x1="{low:.1f}" x2="{high:.1f}" y1="{middle}" y2="{middle}" />',
-        f'<circle class="dot {row.kind}" cx="{x_of(row.middle):.1f}" cy="{middle}" r="5" />',
+        f'<circle class="dot {row.kind}" cx="{x_of(row.middle):.1f}" cy="{middle}" r="4" />',
     ]
     return f'<svg class="interval" viewBox="0 0 {width} {height}" aria-hidden="true">{"".join(parts)}</svg>'

@@ -6,6 +6,7 @@ What is missing, damaged or not to be read is not known: a run may be in progres
 import csv
 import math
 import os
+import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -108,7 +109,7 @@ def read_record(folder: Path) -> Record:
         events = read_events(folder)
     times = [event.time for event in events if isinstance(event.time, int | float)]
     events = events if len(times) == len(events) else []
-    return Record(folder, read_settings(folder), read_metrics(folder), events, in_use(folder), changed(folder))
+    return Record(folder, read_settings(folder), read_metrics(folder), events, in_use(folder), changed(folder) or 0.0)
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -131,24 +132,25 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def changed(folder: Path) -> float:
-    """When a run's folder last changed, seconds since 1970."""
-    times = [0.0]
+def changed(folder: Path) -> float | None:
+    """When a run's folder last changed, seconds since 1970; None where it is none."""
+    times = []
     for name in MARKS:
         with suppress(OSError):
-            times.append(os.stat(folder / name).st_mtime)
-    return max(times)
+            found = os.stat(folder / name)
+            times += [found.st_mtime] if stat.S_ISREG(found.st_mode) else []
+    return max(times, default=None)
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The folders of runs: this one, those in it, and those in its folders that are none."""
-    found = []
+    """The folders of runs: this one, those in it, and those in its folders that are none; each once."""
+    found: dict[Path, Path] = {}
     for one in [folder, *_folders(folder)]:
-        if changed(one):
-            found.append(one)
-        elif one != folder:
-            found += [below for below in _folders(one) if changed(below)]
-    return found
+        is_run = changed(one) is not None
+        for run in [one] if is_run or one == folder else _folders(one):
+            if is_run or changed(run) is not None:
+                found.setdefault(run.resolve(), run)
+    return list(found.values())
 
 
 def _folders(folder: Path) -> Iterator[Path]:
