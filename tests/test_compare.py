@@ -90,7 +90,7 @@ def by_pycocotools(truth, found, drawn):
 @pytest.mark.parametrize("seed", range(4))
 def test_the_precision_of_a_draw_is_that_of_pycocotools_on_the_drawn_images(seed):
     truth, found = scene(seed=seed)
-    weights = draw_images(len(truth), 5, seed)
+    weights = draw_images(len(truth), range(5), seed)
     weights = np.concatenate((weights, np.eye(len(truth))[:2] * 3))  # one image alone: some classes are not there
     ours = average_precision(match(truth, found, NC), weights)
     for draw, row in zip(weights, ours, strict=True):
@@ -107,7 +107,7 @@ def test_the_whole_set_gives_the_metrics_that_validation_prints():
 
 def test_the_blocks_of_the_computation_do_not_show(monkeypatch):
     truth, found = scene(seed=1)
-    weights = draw_images(len(truth), 20, 0)
+    weights = draw_images(len(truth), range(20), 0)
     whole = mean_precisions(match(truth, found, NC), weights)
     monkeypatch.setattr("detector.evaluation.resampling.AT_ONCE", 1)
     np.testing.assert_array_equal(mean_precisions(match(truth, found, NC), weights), whole)
@@ -122,10 +122,10 @@ def test_nothing_found_and_nothing_to_find():
 
 
 def test_draws_are_of_as_many_images_and_follow_from_the_seed():
-    weights = draw_images(30, 400, 5)
+    weights = draw_images(30, range(400), 5)
     assert (weights.sum(axis=1) == 30).all()
-    np.testing.assert_array_equal(weights, draw_images(30, 400, 5))
-    assert (weights != draw_images(30, 400, 6)).any()
+    np.testing.assert_array_equal(weights[100:], draw_images(30, range(100, 400), 5))
+    assert (weights != draw_images(30, range(400), 6)).any()
     assert abs((weights == 0).mean() - (1 - 1 / 30) ** 30) < 0.02  # the share of images that a draw leaves out
 
 
@@ -135,7 +135,7 @@ def test_an_interval_covers_as_often_as_it_says():
     held = 0
     for trial in range(200):
         values = random.normal(3, 1, 60)
-        one = interval(values.mean(), draw_images(60, 400, trial) @ values / 60)
+        one = interval(values.mean(), draw_images(60, range(400), trial) @ values / 60)
         held += one.low <= 3 <= one.high
     assert 180 <= held <= 198
 
@@ -301,6 +301,7 @@ def test_a_run_and_itself_do_not_differ(here, data, capsys, monkeypatch):
     assert "No image in which that differs" in shown
     assert "none" in shown.split("Settings that differ")[1].split("Metrics")[0]
     assert "no difference" in "".join(parsed(here / "runs" / "compare" / "compare.html").itertext())
+    monkeypatch.setattr("detector.evaluation.comparing.AT_ONCE", 1)
     copied = make(here / "runs" / "copy", data)  # measured on its own
     assert "no difference" in compared(capsys, run, copied, "html=false")
     assert len(times) == 3
@@ -317,6 +318,16 @@ def test_numbers_are_those_of_validation(here, data, capsys):
         assert next(line.split()[-2] for line in table.splitlines() if line.startswith("all")) == value
     assert re.search(r"^seed +1 +2$", shown, flags=re.M)
     assert "not that of training: another seed" in shown
+
+
+def test_each_run_is_measured_at_its_own_size(here, data, capsys):
+    runs = [make(here / "a", data), make(here / "b", data)]
+    saved = checkpoint_file.read(runs[1] / "weights" / "best.pt")
+    checkpoint_file.write(runs[1] / "weights" / "best.pt", {**saved, "imgsz": 64})
+    shown = compared(capsys, *runs, "html=false")
+    assert "imgsz 96, cpu" in shown.splitlines()[0]
+    assert "imgsz 64, cpu" in shown.splitlines()[1]
+    assert compared(capsys, *runs, "html=false", "imgsz=64").count("imgsz 64, cpu") == 2
 
 
 def test_classes_in_another_order_are_the_same_classes(here, data, capsys):

@@ -21,6 +21,7 @@ from detector.evaluation.resampling import draw_images, match, mean_precisions
 from detector.model.selection import Detections
 
 METRICS = ("mAP50-95", "mAP50")  # those with an interval
+AT_ONCE = 20_000_000  # images times draws that are in memory at once
 INSIDE = 0.95  # share of the draws that lie in an interval
 
 
@@ -125,13 +126,15 @@ def compare(
     runs: Sequence[Contender], names: Sequence[str], truth: GroundTruth, data: str, draws: int, seed: int
 ) -> Comparison:
     """The comparison of runs on one set of images."""
-    weights = draw_images(len(truth), draws, seed)
-    whole = np.ones((1, len(truth)))
-    values, exact = [], []
-    for one in runs:
-        matched = match(truth, one.detections, len(names))
-        values.append(mean_precisions(matched, weights))
-        exact.append(mean_precisions(matched, whole)[0])
+    matched = [match(truth, one.detections, len(names)) for one in runs]
+    exact = [mean_precisions(one, np.ones((1, len(truth))))[0] for one in matched]
+    drawn: list[list[NDArray[np.float64]]] = [[] for _ in runs]
+    at_once = max(1, AT_ONCE // len(truth))
+    for start in range(0, draws, at_once):
+        weights = draw_images(len(truth), range(start, min(start + at_once, draws)), seed)
+        for parts, one in zip(drawn, matched, strict=True):
+            parts.append(mean_precisions(one, weights))
+    values = [np.concatenate(parts) for parts in drawn]
     intervals = {
         metric: [interval(exact[k][m] - exact[0][m], values[k][:, m] - values[0][:, m]) for k in range(1, len(runs))]
         for m, metric in enumerate(METRICS)

@@ -34,6 +34,7 @@ from detector.reporting.page import escaped, html_page, html_picture
 
 WORST = 16  # images that are shown
 LISTED = 200  # images that are listed
+MOST_CLASSES = 40  # beyond which their table is folded
 SIDE = 520  # pixels of a picture's long side
 QUALITY = 82  # of JPEG
 # Of the runs, told apart on white and on black, and none that boxes have; further runs begin again.
@@ -86,7 +87,7 @@ def page(found: Comparison, index: Index) -> str:
         f'<p class="faint">{escaped(" ".join(caveats(found)))}</p>',
         '<div class="row tables">',
         f"<section><h2>Metrics</h2>{_measures(metric_rows(found), found.runs)}</section>",
-        f"<section><h2>AP50-95 by class</h2>{_measures(class_rows(found), found.runs)}</section>",
+        f"<section><h2>AP50-95 by class</h2>{_classes(found)}</section>",
         f"<section><h2>Settings that differ</h2>{_settings(found.runs)}</section></div>",
         *_curves(found.runs),
         "<h2>Objects found and missed</h2>",
@@ -133,6 +134,14 @@ def _settings(runs: Sequence[Contender]) -> str:
 
 def _measures(rows: Rows, runs: Sequence[Contender]) -> str:
     return _table(rows, delta=range(3, 1 + 2 * len(runs), 2))
+
+
+def _classes(found: Comparison) -> str:
+    rows = class_rows(found)
+    table = _measures(rows, found.runs)
+    if len(rows) <= MOST_CLASSES:
+        return table
+    return f"<details><summary>{len(rows) - 1:,} classes</summary>{table}</details>"
 
 
 def _verdicts(found: Comparison) -> str:
