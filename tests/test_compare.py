@@ -436,6 +436,17 @@ def test_a_checkpoint_alone_has_no_curves(here, data, capsys):
     assert (here / "runs" / "compare2" / "compare.html").is_file()
 
 
+def test_settings_that_are_not_known_are_not_compared(here, data, capsys):
+    runs = [make(here / name, data, seed) for seed, name in enumerate("abc", 1)]
+    saved = checkpoint_file.read(runs[2] / "weights" / "best.pt")
+    checkpoint_file.write(runs[2] / "weights" / "best.pt", {**saved, "settings": {}})
+    shown = compared(capsys, *runs, f"data={data}", "out=page.html")
+    assert re.search(r"^setting +a +b$", shown, flags=re.M)
+    shown = compared(capsys, runs[0], runs[2], f"data={data}", "out=page.html")
+    assert "Settings that differ\nnot known of c\n" in shown
+    assert "not known of c" in "".join(parsed(here / "page.html").itertext())
+
+
 def test_a_set_without_boxes_leaves_it_open(here, data, capsys, tmp_path):
     empty = write_dataset(tmp_path / "empty", train=1, val=2)
     for file in (empty.parent / "labels" / "val").iterdir():

@@ -25,6 +25,7 @@ from detector.reporting.compare_text import (
     missed_by,
     object_rows,
     one_line,
+    same_settings,
     settings_rows,
     signed,
     told,
@@ -129,7 +130,9 @@ def _table(rows: Rows, text: Sequence[int] = (), kind: str = "", delta: Sequence
 
 def _settings(runs: Sequence[Contender]) -> str:
     rows = settings_rows(runs)
-    return _table(rows, range(1, len(rows[0])), "settings") if len(rows) > 1 else "<p>None.</p>"
+    return (
+        _table(rows, range(1, len(rows[0])), "settings") if len(rows) > 1 else f"<p>{escaped(same_settings(runs))}</p>"
+    )
 
 
 def _measures(rows: Rows, runs: Sequence[Contender]) -> str:

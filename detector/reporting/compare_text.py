@@ -26,7 +26,7 @@ def lines_of(found: Comparison, index: Index) -> list[str]:
     lines.append(f"measured on {found.data}")
     settings = settings_rows(found.runs)
     lines += ["", "Settings that differ"]
-    lines += aligned(settings, range(len(settings[0])), rule=True) if len(settings) > 1 else ["none"]
+    lines += aligned(settings, range(len(settings[0])), rule=True) if len(settings) > 1 else [same_settings(found.runs)]
     lines += ["", "Metrics", *aligned(metric_rows(found), rule=True)]
     lines += ["", "AP50-95 by class", *aligned(class_rows(found), rule=True)]
     lines += ["", f"More than noise? {interval_title(found)}", *aligned(interval_rows(found), (0, 1, 5), rule=True)]
@@ -51,13 +51,20 @@ def facts(run: Contender) -> str:
 
 
 def settings_rows(runs: Sequence[Contender]) -> Rows:
-    """The settings that are not the same in all runs; a dash where a run has none."""
-    rows: Rows = [("setting", *(one.label for one in runs))]
-    for key in dict.fromkeys(key for one in runs for key in one.settings):
-        values = [setting(one.settings.get(key)) for one in runs]
+    """The settings that are not the same in all runs that say theirs, which an export does not; a dash for none."""
+    known = [one for one in runs if one.settings]
+    rows: Rows = [("setting", *(one.label for one in known))]
+    for key in dict.fromkeys(key for one in known for key in one.settings):
+        values = [setting(one.settings.get(key)) for one in known]
         if len(set(values)) > 1 and key not in OF_THE_FOLDER:
             rows.append((key, *values))
     return rows
+
+
+def same_settings(runs: Sequence[Contender]) -> str:
+    """What to say where `settings_rows` has only its head."""
+    unknown = [one.label for one in runs if not one.settings]
+    return f"not known of {', '.join(unknown)}" if unknown else "none"
 
 
 def setting(value: Any) -> str:
