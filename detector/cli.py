@@ -49,7 +49,7 @@ PLAIN = (
     ),
     (
         "compare",
-        "compare runs on the same images: settings, metrics, what is more than chance",
+        "compare runs on the same images, and say what is more than noise",
         "RUN RUN | key=value",
         "folders of runs, or checkpoints, two at least; data split imgsz batch device out html draws ...",
     ),

@@ -82,7 +82,8 @@ def metric_rows(found: Comparison) -> Rows:
 
 
 def _confidences(runs: Sequence[Contender]) -> list[str]:
-    return [f"{runs[0].confidence:.3f}", *(cell for one in runs[1:] for cell in (f"{one.confidence:.3f}", ""))]
+    cells = [f"{one.confidence:.3f}" if one.row()["F1"] > 0 else "-" for one in runs]
+    return [cells[0], *(cell for one in cells[1:] for cell in (one, ""))]
 
 
 def class_rows(found: Comparison) -> Rows:

@@ -56,7 +56,7 @@ def line_chart(title: str, series: Sequence[Series], x_title: str = "epoch") -> 
 
 def ticks(low: float, high: float, whole: bool = False, most: int = 5) -> list[float]:
     """Round numbers that span a range of finite numbers, about `most` of them; with `whole` whole ones inside it."""
-    span = max(high - low, 1.0 if whole else 1e-6)
+    span = max(high - low, 1.0) if whole else high - low or 1.0
     power = 10.0 ** math.floor(math.log10(span / most))
     step = next(step * power for step in STEPS if step * power * most >= span * 0.999)
     if whole:
