@@ -17,7 +17,9 @@ from detector.errors import DetectorError, Interrupted, did_you_mean
 
 # What a disk says that takes no more: told in a line wherever it happens, with no traceback.
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-COMMANDS = ("check", "train", "tune", "val", "predict", "demo", "export", "info", "convert", "convert-data")
+COMMANDS = (
+    "check", "train", "tune", "runs", "val", "compare", "predict", "demo", "export", "info", "convert", "convert-data",
+)  # fmt: skip
 OVERRIDES = "settings as key=value, with YAML values: epochs=50 lr0=1e-3 names='[cat, dog]'"
 SUMMARY = """\
 Train, measure and use YOLO-style object detectors.
@@ -34,10 +36,22 @@ Train, measure and use YOLO-style object detectors.
 # Commands without flags of their own: name, what it does, what it takes.
 PLAIN = (
     (
+        "runs",
+        "list the runs in a folder: state, best result, model, data set",
+        "FOLDER | key=value",
+        "a folder of runs (runs); json=true for scripts",
+    ),
+    (
         "val",
         "measure a checkpoint by the COCO protocol",
         "WEIGHTS | key=value",
         "a checkpoint, a run's folder or an export; data split imgsz batch conf iou device amp against ...",
+    ),
+    (
+        "compare",
+        "compare runs on the same images, and say what is more than noise",
+        "RUN RUN | key=value",
+        "folders of runs, or checkpoints, two at least; data split imgsz batch device out html draws ...",
     ),
     (
         "predict",

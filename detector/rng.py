@@ -21,6 +21,7 @@ class Purpose(IntEnum):
     FRACTION = 5  # the part of its images that a run trains on
     DRAW = 6  # the images of an epoch where some come more often than others
     SIDE = 7  # the size of a step's images
+    RESAMPLE = 8  # the images of a draw, by which the noise of a metric is measured
 
 
 def generator(seed: int, purpose: Purpose, *position: int) -> np.random.Generator:

@@ -9,12 +9,14 @@ from test_imports import ROWS
 
 from detector.config.settings import (
     CheckSettings,
+    CompareSettings,
     ConvertDataSettings,
     ConvertSettings,
     DemoSettings,
     ExportSettings,
     InfoSettings,
     PredictSettings,
+    RunsSettings,
     Settings,
     TrainSettings,
     TuneSettings,
@@ -27,7 +29,9 @@ OF_COMMAND = {
     "check": CheckSettings,
     "train": TrainSettings,
     "tune": TuneSettings,
+    "runs": RunsSettings,
     "val": ValSettings,
+    "compare": CompareSettings,
     "predict": PredictSettings,
     "demo": DemoSettings,
     "export": ExportSettings,
@@ -127,7 +131,7 @@ def test_settings_in_the_text_can_be_set(document):
         if span != "key=value" and all(re.match(r"[a-z]\w*=.", word) for word in words):
             keys = {word.partition("=")[0] for word in words}
             kinds = (TuneSettings, *OF_COMMAND.values())
-            parsed(next((cls for cls in kinds if keys <= cls.model_fields.keys()), TuneSettings), words)
+            parsed(next((cls for cls in kinds if keys <= {*cls.model_fields, *cls.also}), TuneSettings), words)
         elif found := re.match(r"([a-z]\w*): \S", span):
             assert found[1] in {*TuneSettings.model_fields, *DESCRIPTION}, span
 

@@ -44,6 +44,7 @@ class Subject(NamedTuple):
     detector: Detector
     trained: dict[str, Any]
     where: str  # it computes, and how
+    epoch: int | None = None  # of a checkpoint, from 1
 
     @property
     def runtime(self) -> Runtime:
@@ -105,7 +106,8 @@ def opened(settings: ValSettings, path: Path, nms: bool | str | None = None) -> 
     saved = checkpoint_file.read(path)
     device = choose_device(settings.device)
     detector = of_checkpoint(saved, path, settings.device, settings.amp, nms)
-    return Subject(path, detector, saved["settings"], f"{device}, {choose_precision(settings.amp, device).name}")
+    where = f"{device}, {choose_precision(settings.amp, device).name}"
+    return Subject(path, detector, saved["settings"], where, saved.get("epoch"))
 
 
 def opened_beside(settings: ValSettings, path: Path, first: Subject) -> Subject:

@@ -5,6 +5,7 @@ each, and joined by inheritance. A setting comes from the defaults, then the con
 Relative paths are relative to the file that names them (an override's: to the working directory).
 """
 
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
@@ -45,8 +46,9 @@ from detector.config.reading import load_settings, read_yaml, validated
 from detector.spelling import Words
 
 __all__ = [
-    "CheckSettings", "ConvertDataSettings", "ConvertSettings", "ExportSettings", "InfoSettings", "PredictSettings",
-    "Settings", "TrainSettings", "TuneSettings", "ValSettings", "load_settings", "read_yaml", "validated",
+    "CheckSettings", "CompareSettings", "ConvertDataSettings", "ConvertSettings", "DemoSettings", "ExportSettings",
+    "InfoSettings", "PredictSettings", "RunsSettings", "Settings", "TrainSettings", "TuneSettings", "ValSettings",
+    "load_settings", "read_yaml", "validated",
 ]  # fmt: skip
 
 
@@ -241,6 +243,53 @@ class CheckSettings(NamesKey, FolderKeys):
     def one_split(cls, value: Any) -> Any:
         """A split alone is as good as a list of one."""
         return [value] if isinstance(value, str) else value
+
+
+class RunsSettings(Group):
+    """Settings of `detector runs`."""
+
+    of = " of detector runs"
+    also: ClassVar = {"json": "as_json"}  # which is a method of pydantic's
+
+    folder: Annotated[FilePath, Field(description="folder of the runs")] = Path("runs")
+    as_json: Annotated[bool, Field(description="written json=true: JSON, for scripts")] = False
+
+
+class CompareSettings(ClassKeys, DeviceKeys):
+    """Settings of `detector compare`."""
+
+    of = " of detector compare"
+
+    runs: Annotated[list[FilePath] | None, Field(description="folders of runs, or checkpoints; two at least")] = None
+    data: Annotated[FilePath | None, Field(description="the data set to measure on; left out: that of the runs")] = None
+    split: Annotated[Literal["train", "val", "test"], Words()] = "val"
+    imgsz: Annotated[Side | None, Field(description="left out: each as it was trained")] = None
+    batch: AtLeastOne = 16
+    iou: Fraction = 0.7
+    max_det: AtLeastOne = 300
+    nms: Nms = "auto"
+    workers: Annotated[Count | Literal["auto"], Words()] = "auto"
+    multiprocessing_start: Annotated[Literal["auto", "fork", "spawn", "forkserver"], Words()] = "auto"
+    bad_boxes: BadBoxes = "clip"
+    max_missing_labels: MissingLabels = 0.5
+    cache_dir: CacheFolder = None
+    draws: Annotated[AtLeastOne, Field(description="times that the images are drawn anew for the intervals")] = 1000
+    seed: Count = 0
+    html: Annotated[bool, Field(description="write the page")] = True
+    out: Annotated[FilePath | None, Field(description="the page; left out: compare.html in a new folder")] = None
+    project: Annotated[FilePath, Field(description="folder of that new folder")] = Path("runs")
+
+    @field_validator("out")
+    @classmethod
+    def page(cls, value: Path | None) -> Path | None:
+        if value is not None and value.suffix.lower() not in (".html", ".htm"):
+            raise ValueError("is a page: name a file that ends in .html")
+        return value
+
+    def of_val(self) -> ValSettings:
+        """How each of the runs is measured."""
+        shared = self.model_fields_set & ValSettings.model_fields.keys()
+        return ValSettings(**{key: getattr(self, key) for key in shared}, plots=False)
 
 
 class InfoSettings(Group):

@@ -143,5 +143,26 @@ def of_check(words: Sequence[str]) -> Said:
     return Said(None, overrides, values)
 
 
+def of_runs(words: Sequence[str]) -> Said:
+    """The words of `runs`: a folder of runs."""
+    overrides = tuple(word for word in words if "=" in word and not Path(word).is_dir())
+    loose = [word for word in words if word not in overrides]
+    if len(loose) > 1 or (loose and named(overrides, ("folder",))):
+        raise ConfigError(f"'{loose[-1]}': name one folder of runs; a setting is written key=value: json=true")
+    return Said(None, overrides, {"folder": loose[0]} if loose else {})
+
+
+def of_comparison(words: Sequence[str]) -> Said:
+    """The words of `compare`: runs, and a data set's YAML file, which is known by what is in it."""
+    overrides = tuple(word for word in words if "=" in word and not Path(word).exists())
+    loose = [word for word in words if word not in overrides]
+    values: dict[str, Any] = {}
+    if loose and kind_of(Path(loose[-1])) == "data" and not named(overrides, ("data",)):
+        values["data"] = loose.pop()
+    if loose and named(overrides, ("runs",)):
+        raise ConfigError(f"'{loose[0]}': stands for a run, but runs= is set already; keep one")
+    return Said(None, overrides, {**values, "runs": loose} if loose else values)
+
+
 def named(overrides: Iterable[str], keys: Sequence[str]) -> bool:
     return any(word.partition("=")[0].strip() in keys for word in overrides)

@@ -30,7 +30,8 @@ from detector.fitting.search import (
     search,
     size,
 )
-from detector.reporting.progress import Bar, clock
+from detector.reporting.progress import Bar
+from detector.reporting.table import clock
 from detector.run.build import indices, training_set
 from detector.run.nominal import with_nominal_batch
 from detector.run.run import Say

@@ -9,7 +9,8 @@ from typing import TextIO
 
 from detector.inference.results import Result
 from detector.inference.sources import Origin
-from detector.reporting.progress import Bar, clock
+from detector.reporting.progress import Bar
+from detector.reporting.table import clock
 from detector.terminal import is_terminal, say
 
 EVERY = 10.0  # seconds between lines about a video

@@ -12,6 +12,7 @@ from typing import TextIO
 from tqdm import tqdm
 
 from detector.memory import resident_memory
+from detector.reporting.table import clock
 from detector.terminal import is_terminal, write
 
 
@@ -146,15 +147,6 @@ class Progress:
         left, epochs = max(self.images - images_done, 0), self.epochs - self.epoch - 1
         training = (left + epochs * self.images) * (self.pace.per_image or 1 / rate)
         return clock(left / rate), clock(training + (epochs + 2) * self.pace.besides)
-
-
-def clock(seconds: float) -> str:
-    """0:07, 12:30, 3:02:05 or 2d 3:02:05."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    text = f"{hour}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
-    return f"{days}d {text}" if days else text
 
 
 def process_memory() -> int:

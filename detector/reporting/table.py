@@ -7,12 +7,14 @@ import io
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from detector.evaluation.evaluate import Evaluation
 from detector.files import replaced
+
+if TYPE_CHECKING:
+    from detector.evaluation.evaluate import Evaluation
 
 
 def write_csv(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -74,6 +76,15 @@ def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,), rule: b
     if rule:
         lines.insert(1, "  ".join("-" * width for width in widths))
     return lines
+
+
+def clock(seconds: float) -> str:
+    """0:07, 12:30, 3:02:05 or 2d 3:02:05."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    text = f"{hour}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+    return f"{days}d {text}" if days else text
 
 
 def _csv_value(value: Any) -> Any:

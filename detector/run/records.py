@@ -1,0 +1,158 @@
+"""What a run's folder tells of the run, read without touching it; no torch, so that hundreds are read in a second.
+
+What is missing, damaged or not to be read is not known: a run may be in progress, killed, or of an earlier version.
+"""
+
+import csv
+import math
+import os
+import stat
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from detector.reporting.journal import BEGINNINGS, ENDINGS, EVENTS, STEPS, Event, read_events
+from detector.run.lock import in_use
+
+SETTINGS, METRICS = "settings.yaml", "metrics.csv"
+MARKS = (SETTINGS, METRICS, EVENTS, STEPS, "weights/last.pt", "weights/best.pt")  # a folder with one is a run's
+LOSSES = ("box", "cls", "dfl", "l1")  # columns of metrics.csv of which the lowest is best
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the former, where it was built, is ten times as fast
+
+
+class Best(NamedTuple):
+    """The best epoch of a run."""
+
+    metric: str
+    value: float
+    epoch: int  # from 1
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run as its folder tells it."""
+
+    folder: Path
+    settings: Mapping[str, Any]  # nothing where they cannot be read
+    rows: Sequence[Mapping[str, Any]]  # of metrics.csv, whose values are text
+    events: Sequence[Event]
+    in_use: bool | None  # by a process; None: this system does not say
+    changed: float  # seconds since 1970
+
+    @property
+    def state(self) -> str | None:
+        """running, finished, stopped, failed or killed; None where nothing tells."""
+        if self.in_use:
+            return "running"
+        told = [event.kind for event in self.events if event.kind in BEGINNINGS + ENDINGS]
+        if told and told[-1] in ENDINGS:
+            return told[-1]
+        if told:
+            return None if self.in_use is None else "killed"
+        return "finished" if self.epochs is not None and self.epoch >= self.epochs else None
+
+    @property
+    def epoch(self) -> int:
+        """Epochs that are done."""
+        return max((int(epoch) for row in self.rows if (epoch := number(row.get("epoch"))) < math.inf), default=0)
+
+    @property
+    def epochs(self) -> int | None:
+        """Epochs that are wanted."""
+        value = self.settings.get("epochs")
+        return value if isinstance(value, int) else None
+
+    @property
+    def best(self) -> Best | None:
+        """By the run's `metric`, the first of equals; None where no epoch has it."""
+        metric = str(self.settings.get("metric", "mAP50-95"))
+        values = [(number(row.get(metric)), number(row.get("epoch"))) for row in self.rows]
+        known = [(value, int(epoch)) for value, epoch in values if math.isfinite(value) and math.isfinite(epoch)]
+        if not known:
+            return None
+        value, epoch = min(known, key=lambda one: one[0] if metric in LOSSES else -one[0])
+        return Best(metric, value, epoch)
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it trained, all its stretches together; None where it has no events."""
+        total, start, last = 0.0, None, 0.0
+        for event in self.events:
+            if event.kind in BEGINNINGS and start is not None:  # killed meanwhile: up to the last that was heard of it
+                total, start = total + last - start, None
+            start = event.time if event.kind in BEGINNINGS else start
+            last = event.time
+            if event.kind in ENDINGS and start is not None:
+                total, start = total + last - start, None
+        if start is not None:
+            total += max((time.time() if self.in_use else self.changed), last) - start
+        return max(total, 0.0) if self.events else None
+
+
+def number(value: Any) -> float:
+    """A cell of metrics.csv; NaN where it has no number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def read_record(folder: Path) -> Record:
+    """The run in a folder. Raises nothing for what is in it."""
+    events: list[Event] = []
+    with suppress(OSError):
+        events = read_events(folder)
+    times = [event.time for event in events if isinstance(event.time, int | float)]
+    events = events if len(times) == len(events) else []
+    return Record(folder, read_settings(folder), read_metrics(folder), events, in_use(folder), changed(folder) or 0.0)
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """The settings of the run in a folder; nothing where they cannot be read."""
+    try:
+        found = yaml.load((folder / SETTINGS).read_text(encoding="utf-8"), Loader=LOADER)  # both are safe loaders
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        return {}
+    return {key: value for key, value in found.items() if isinstance(key, str)} if isinstance(found, dict) else {}
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run's metrics.csv; those before what is damaged."""
+    rows: list[dict[str, Any]] = []
+    with (
+        suppress(OSError, csv.Error),
+        open(folder / METRICS, encoding="utf-8", errors="replace", newline="") as file,
+    ):
+        rows.extend(csv.DictReader(file))
+    return rows
+
+
+def changed(folder: Path) -> float | None:
+    """When a run's folder last changed, seconds since 1970; None where it is none."""
+    times = []
+    for name in MARKS:
+        with suppress(OSError):
+            found = os.stat(folder / name)
+            times += [found.st_mtime] if stat.S_ISREG(found.st_mode) else []
+    return max(times, default=None)
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The folders of runs: this one, those in it, and those in its folders that are none; each once."""
+    found: dict[Path, Path] = {}
+    for one in [folder, *_folders(folder)]:
+        is_run = changed(one) is not None
+        for run in [one] if is_run or one == folder else _folders(one):
+            if is_run or changed(run) is not None:
+                found.setdefault(run.resolve(), run)
+    return list(found.values())
+
+
+def _folders(folder: Path) -> Iterator[Path]:
+    with suppress(OSError), os.scandir(folder) as entries:
+        yield from [Path(entry) for entry in entries if entry.is_dir()]
