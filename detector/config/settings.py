@@ -45,7 +45,7 @@ from detector.spelling import Words
 
 __all__ = [
     "CheckSettings", "ConvertDataSettings", "ConvertSettings", "ExportSettings", "InfoSettings", "PredictSettings",
-    "Settings", "TuneSettings", "ValSettings", "load_settings", "read_yaml", "validated",
+    "ReportSettings", "Settings", "TuneSettings", "ValSettings", "load_settings", "read_yaml", "validated",
 ]  # fmt: skip
 
 
@@ -224,6 +224,16 @@ class CheckSettings(NamesKey, FolderKeys):
     def one_split(cls, value: Any) -> Any:
         """A split alone is as good as a list of one."""
         return [value] if isinstance(value, str) else value
+
+
+class ReportSettings(DeviceKeys):
+    """Settings of `detector report`."""
+
+    of = " of detector report"
+
+    run: Annotated[FilePath | None, Field(description="the folder of a run")] = None
+    out: Annotated[FilePath | None, Field(description="the page to write; left out: report.html in that folder")] = None
+    data: Annotated[FilePath | None, Field(description="where the data set's YAML is now, if not where it was")] = None
 
 
 class InfoSettings(Group):

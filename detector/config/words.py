@@ -143,5 +143,14 @@ def of_check(words: Sequence[str]) -> Said:
     return Said(None, overrides, values)
 
 
+def of_run_folder(words: Sequence[str]) -> Said:
+    """The words of `report`: the folder of a run."""
+    loose = [word for word in words if "=" not in word or Path(word).is_dir()]
+    overrides = tuple(word for word in words if word not in loose)
+    if len(loose) > 1 or (loose and named(overrides, ("run",))):
+        raise ConfigError(f"'{loose[-1]}': name one run's folder; a setting is written key=value: out=page.html")
+    return Said(None, overrides, {"run": loose[0]} if loose else {})
+
+
 def named(overrides: Iterable[str], keys: Sequence[str]) -> bool:
     return any(word.partition("=")[0].strip() in keys for word in overrides)

@@ -5,6 +5,8 @@ A record lock (`lockf`), not `flock`: loader processes, which may live some seco
 
 import os
 import re
+import struct
+import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +20,8 @@ except ImportError:  # Windows has no such locks: there two runs can still be to
     fcntl = None
 
 LOCK = ".lock"
+# The folders that this process holds. It must not ask the system about them: closing a file gives up its lock.
+_held: set[Path] = set()
 
 
 def run_id(folder: Path) -> str | None:
@@ -28,6 +32,33 @@ def run_id(folder: Path) -> str | None:
         return None
     found = re.search(r"\brun (\w+)", text)
     return found[1] if found else None
+
+
+def in_use(folder: Path) -> bool | None:
+    """Whether a process holds a run's folder, asked without holding it; None where the system does not say."""
+    if fcntl is None:
+        return None
+    if folder.resolve() in _held:
+        return True
+    try:
+        with open(folder / LOCK, "rb") as file:
+            return _is_locked(file.fileno())
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+
+
+def _is_locked(descriptor: int) -> bool:
+    if sys.platform == "linux":
+        # struct flock: type, whence, start, length (0: to the end), process.
+        asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        return struct.unpack_from("h", fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))[0] != fcntl.F_UNLCK
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
 
 
 @contextmanager
@@ -50,4 +81,8 @@ def locked(folder: Path, identity: str | None = None) -> Iterator[str]:
         file.truncate(0)
         file.write(f"process {os.getpid()} of run {identity}\n")
         file.flush()
-        yield identity
+        _held.add(folder.resolve())
+        try:
+            yield identity
+        finally:
+            _held.discard(folder.resolve())
