@@ -29,6 +29,7 @@ from detector.step.plan import Cut
 EVENTS = 400  # rows of the timeline; of more, the first and the last
 BAD = ("failed", "killed", "bad step", "bad image")  # kinds of events in red
 WARNING = ("memory", "save", "log", "stopped")
+BY_ANOTHER = {"lr0": "optimizer", "momentum": "optimizer", "warmup_bias_lr": "optimizer", "batch": "nbs"}
 OF_FOLDER = ("project", "name", "exist_ok", "resume")  # settings that say where a run is, not what
 
 
@@ -106,7 +107,7 @@ def settings_part(record: Record) -> list[str]:
         return ["<p>settings.yaml cannot be read.</p>"]
     table = "".join(
         f'<tr><td class="name">{escaped(name)}</td><td class="name"><b>{escaped(value)}</b></td>'
-        f'<td class="name faint">{escaped(usual)}{_resolved(usual)}</td></tr>'
+        f'<td class="name faint">{escaped(usual)}{_resolved(name, usual)}</td></tr>'
         for name, value, usual in rows
     )
     head = '<tr><th class="name">setting</th><th class="name">this run</th><th class="name">by default</th></tr>'
@@ -119,8 +120,10 @@ def settings_part(record: Record) -> list[str]:
     ]
 
 
-def _resolved(usual: str) -> str:
-    return " <i>resolved or written</i>" if usual == "auto" else ""
+def _resolved(name: str, usual: str) -> str:
+    """What a value comes from that nobody need have written."""
+    by = name if usual == "auto" else BY_ANOTHER.get(name)
+    return f" <i>by {by}: auto, or as written</i>" if by else ""
 
 
 def shown(value: Any) -> str:

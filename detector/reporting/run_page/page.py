@@ -69,8 +69,8 @@ td.bars { min-width: 8rem; } .bar { border-radius: 3px; height: .6rem; }
 .confusion th.name { text-align: right; max-width: 9rem; overflow: hidden; text-overflow: ellipsis; }
 .confusion.tight td { min-width: 1.5rem; height: 1.5rem; font-size: .7rem; padding: 0; }
 .confusion.tight th { font-size: .75rem; } .wholerow { grid-column: 1 / -1; }
-
-.charts.two text { font-size: 10.5px; } .bin { fill: var(--blue); opacity: .75; } .chart p { font-size: .85rem; margin: .3rem 0 0; }
+.charts.two text { font-size: 10.5px; } .bin { fill: var(--blue); opacity: .75; }
+.chart p { font-size: .85rem; margin: .3rem 0 0; }
 .pairs { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 26rem), 1fr)); gap: 1.4rem 1.6rem; }
 .pair div { display: flex; gap: 3px; align-items: flex-start; background: var(--line); border-radius: 6px;
   overflow: hidden; } .pair img { width: calc(50% - 1.5px); height: auto; display: block; }
