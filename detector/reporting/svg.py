@@ -87,6 +87,7 @@ class Series:
     low: NDArray[np.float64] | None = None
     high: NDArray[np.float64] | None = None
     look: str = ""  # strong or thin
+    note: str = ""  # what stands beside the name above the chart
 
 
 class Frame(NamedTuple):
@@ -97,6 +98,7 @@ class Frame(NamedTuple):
     y0: float
     y1: float
     log: bool = False
+    whole: bool = False  # whether x counts something
     height: int = HEIGHT
 
     def x(self, value: float) -> float:
@@ -141,8 +143,11 @@ def line_chart(
 
 
 def figure(title: str, svg: str, series: Sequence[Series] = (), caption: str = "") -> str:
-    """A drawing under its title and the names of its lines, over a caption of HTML."""
-    keys = "".join(f'<span class="key {one.look}" style="{_colour(one)}">{escaped(one.name)}</span>' for one in series)
+    """A drawing under its title and, where there are several, the names of its lines; over a caption of HTML."""
+    keys = "".join(
+        f'<span class="key {one.look}" style="{_colour(one)}">{escaped(f"{one.name} {one.note}".rstrip())}</span>'
+        for one in (series if len(series) > 1 else ())
+    )
     below = f'<p class="faint">{caption}</p>' if caption else ""
     return f'<figure class="chart"><figcaption><b>{escaped(title)}</b>{keys}</figcaption>{svg}{below}</figure>'
 
@@ -157,6 +162,8 @@ def axes(frame: Frame, axis: str) -> str:
     floor = frame.height - BOTTOM
     parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{floor}" y2="{floor}" />')
     for value in ticks(frame.x0, frame.x1, 5):
+        if frame.whole and value != round(value):
+            continue
         parts.append(f'<text x="{frame.x(value):.1f}" y="{floor + 15}" text-anchor="middle">{brief(value)}</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(f'<text x="{middle}" y="{frame.height - 4}" text-anchor="middle">{escaped(axis)}</text>')
@@ -236,7 +243,7 @@ def _frame(x: NDArray[np.float64], series: Sequence[Series], log: bool, limits: 
     first, last = float(x.min()), float(x.max())
     if first == last:
         first, last = first - 1, last + 1
-    return Frame(first, last, low, high, log)
+    return Frame(first, last, low, high, log, bool((x == x.round()).all()))
 
 
 def _points(frame: Frame, x: NDArray[np.float64], y: NDArray[np.float64]) -> list[list[str]]:

@@ -116,7 +116,7 @@ def settings_part(record: Record) -> list[str]:
         f'<div class="scroll"><table class="said">{head}{table}</table></div>'
         if rows
         else "<p>All are as by default.</p>",
-        f"<details><summary>{len(alike)} settings as by default</summary>{every}</details>",
+        f'<details><summary>{len(alike)} settings as by default</summary><div class="scroll">{every}</div></details>',
     ]
 
 
@@ -197,10 +197,11 @@ def _event_row(one: Event, start: float) -> str:
     kind = f'<span class="mark {look}">{escaped(one.kind)}</span>' if one.kind else ""
     numbers = [number(value) if one.kind else math.nan for value in (one.epoch, one.step)]
     place = "".join(f"<td>{value:,.0f}</td>" if math.isfinite(value) else "<td></td>" for value in numbers)
-    text = escaped(str(one.text).replace(home(), "~"))
+    text = " ".join(str(one.text).replace(home(), "~").split()).removeprefix(f"{one.kind} ")
     return (
-        f'<tr><td class="name">{since}</td><td class="name faint">{utc}</td><td class="name">{kind}</td>{place}'
-        f'<td class="name">{text}</td></tr>'
+        f'<tr class="event"><td class="name">{since}</td><td class="name faint">{utc}</td>'
+        f'<td class="name">{kind}</td>{place}'
+        f'<td class="name">{escaped(text)}</td></tr>'
     )
 
 

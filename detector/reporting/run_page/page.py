@@ -55,6 +55,8 @@ nav a { color: var(--faint); text-decoration: none; } nav a:hover { color: var(-
 table { font-size: .92rem; font-variant-numeric: tabular-nums; } tr + tr td { border-top: 1px solid var(--line); }
 table.said td { vertical-align: top; overflow-wrap: anywhere; }
 table.said td:first-child { white-space: nowrap; overflow-wrap: normal; } .mark { white-space: nowrap; }
+.event td:not(:last-child) { white-space: nowrap; }
+.event td:last-child { min-width: 16rem; } th { white-space: nowrap; }
 td.bars { min-width: 8rem; } .bar { border-radius: 3px; height: .6rem; }
 .row.wide { gap: 1rem 4rem; margin-top: .8rem; }
 .charts.two { grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr)); margin-top: 1.8rem;
@@ -66,7 +68,7 @@ td.bars { min-width: 8rem; } .bar { border-radius: 3px; height: .6rem; }
   background: color-mix(in srgb, var(--blue) calc(var(--p) * 100%), var(--raised)); }
 .confusion td.deep { color: #fff; } .confusion th.turned span { writing-mode: vertical-rl; transform: rotate(180deg); }
 .confusion th.name { padding-right: .6rem; } .confusion th { color: var(--ink); text-align: center; }
-.confusion th.name { text-align: right; max-width: 9rem; overflow: hidden; text-overflow: ellipsis; }
+.confusion th.name { text-align: right; max-width: 11rem; overflow: hidden; text-overflow: ellipsis; }
 .confusion.tight td { min-width: 1.5rem; height: 1.5rem; font-size: .7rem; padding: 0; }
 .confusion.tight th { font-size: .75rem; } .wholerow { grid-column: 1 / -1; }
 .charts.two text { font-size: 10.5px; } .bin { fill: var(--blue); opacity: .75; }
@@ -77,7 +79,8 @@ td.bars { min-width: 8rem; } .bar { border-radius: 3px; height: .6rem; }
 .pair figcaption { margin-top: .3rem; } .none { height: 8rem; justify-content: center; align-items: center; }
 .keys { display: inline-flex; flex-wrap: wrap; gap: 0 1rem; }
 @media (max-width: 40rem) { body { padding-left: .9rem; padding-right: .9rem; } th, td { padding-right: .5rem; }
-  td.bars { min-width: 4rem; } td .key { white-space: normal; } }
+  td.bars { min-width: 4rem; } td .key { white-space: normal; }
+  .pair div { flex-direction: column; } .pair img { width: 100%; } }
 @media print { nav { display: none; } figure, table { break-inside: avoid; } }
 """
 
@@ -138,8 +141,8 @@ def _measured_parts(record: Record, measured: Measured) -> list[tuple[str, str, 
     said = f"weights/best.pt{of} on {evaluation.images:,} validation images at {images.imgsz} pixels{missing}."
     charts = [
         *curve_charts(evaluation.curves, names),
-        confusion_part(evaluation.confusion, names),
         calibration_part(truth, evaluation),
+        confusion_part(evaluation.confusion, names),
     ]
     return [
         (

@@ -47,7 +47,8 @@ def pictures(images: ValidationSet, truth: GroundTruth, verdicts: Verdicts, name
         for verdict in (RIGHT, MISSED, FALSE, MISPLACED, WRONG_CLASS)
     )
     body = [
-        f'<p class="faint">Left the truth, right what was found with confidence {verdicts.confidence:.3f} or more. '
+        f'<p class="faint">Of each pair first the truth, then what was found with confidence '
+        f"{verdicts.confidence:.3f} or more. "
         f'<span class="keys">{legend}</span></p>'
     ]
     for title, chosen in (("The worst", worst), ("The best", best)):

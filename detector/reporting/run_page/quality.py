@@ -45,7 +45,8 @@ def by_size(evaluation: Evaluation, truth: GroundTruth) -> str:
             f"{_bar(value)}</tr>"
         )
     heads = "<th>objects</th><th>mAP50-95</th><th>AR100</th><th></th>"
-    return f'<table><tr><th class="name">objects by size</th>{heads}</tr>{"".join(rows)}</table>'
+    table = f'<table><tr><th class="name">objects by size</th>{heads}</tr>{"".join(rows)}</table>'
+    return f'<div class="scroll">{table}</div>'
 
 
 def _objects_by_size(truth: GroundTruth) -> list[int]:
@@ -73,10 +74,10 @@ def curve_charts(curves: Curves, names: Sequence[str]) -> list[str]:
 
     def lines(table: np.ndarray, mean: np.ndarray, said: Sequence[str], mean_said: str) -> list[Series]:
         found = [
-            Series(f"{names[c]} {said[c]}", table[c], k, look="" if len(shown) <= LINES // 2 else "thin")
+            Series(names[c], table[c], k, look="" if len(shown) <= LINES // 2 else "thin", note=said[c])
             for k, c in enumerate(shown.tolist())
         ]
-        return [*found, Series(f"mean {mean_said}", mean, look="strong")] if len(there) > 1 else found
+        return [*found, Series("mean", mean, look="strong", note=mean_said)] if len(there) > 1 else found
 
     mean_pr, mean_f1, best = curves.mean_pr_precision, curves.mean_f1, curves.best
     f1 = curves.f1[:, best]
