@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import errno
 import json
+import os
 import re
 import shutil
 import xml.etree.ElementTree as ET
@@ -21,6 +22,8 @@ from test_coco import random_set
 from test_training import run, train
 
 import detector
+from detector.commands.report import wanted
+from detector.config.settings import ReportSettings
 from detector.errors import ConfigError, StopTraining
 from detector.evaluation.calibration import compute_calibration
 from detector.evaluation.coco import build_ground_truth
@@ -416,6 +419,16 @@ def test_hostile_names_are_text():
     assert not {one.tag for one in root.iter()} & {"b.jpg", "alert"}
 
 
+def test_the_page_does_not_name_the_user(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/alice")
+    place = "/home/alice/data.yaml"
+    settings = {"data": place, "model": place, "cache_dir": place, "epochs": 3}
+    record = record_of(settings=settings, events=[event("stopped", 5.0, place)], folder=Path("/home/alice/runs/mine"))
+    text = page(record, None, f"{place}: gone")
+    assert "alice" not in text
+    assert text.count("~/data.yaml") >= 5
+
+
 def test_the_page_asks_nobody_for_anything():
     truth, detections, names = random_set(1)
     text = page_of(truth, detections, names, record_of(windows=[window(1), window(2)]))
@@ -473,6 +486,13 @@ def test_damaged_files_cost_what_they_would_have_said(tmp_path):
 def test_a_folder_without_a_run_is_named(tmp_path):
     with pytest.raises(ConfigError, match="no run of training"):
         read_record(tmp_path)
+
+
+def test_the_best_checkpoint_is_measured_as_its_run_measured_it():
+    trained = {"nms": False, "amp": "bf16", "names": ["a"], "bad_boxes": "drop_box", "cache_dir": None, "epochs": 3}
+    how = wanted(ReportSettings(device="cpu"), trained)
+    assert (how.nms, how.amp, how.names, how.bad_boxes, how.device) == (False, "bf16", ["a"], "drop_box", "cpu")
+    assert wanted(ReportSettings(amp="fp32"), trained).amp == "fp32"
 
 
 # --- runs ------------------------------------------------------------------------------------------------------------
@@ -537,10 +557,19 @@ def test_where_the_data_set_is_gone_the_page_says_so(trained, data, tmp_path, ca
 
 
 @pytest.mark.slow
-def test_a_page_that_cannot_be_written_is_told(trained, tmp_path, capsys):
+def test_a_page_that_cannot_be_written_is_told(trained, tmp_path, capsys, monkeypatch):
     (tmp_path / "file").write_text("")
-    assert run("report", trained, f"out={tmp_path / 'file' / 'a.html'}", "device=cpu") == 2
-    assert "out=FILE" in capsys.readouterr().err
+    for out in (tmp_path, tmp_path / "file" / "a.html", tmp_path / "nowhere" / "a.html"):
+        assert run("report", trained, f"out={out}", "device=cpu") == 2
+        assert "name one in a folder that exists" in capsys.readouterr().err
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    assert run("report", trained, f"out={tmp_path / 'a.html'}", "device=cpu") == 2
+    assert "No space left on device; make room" in capsys.readouterr().err
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.slow
@@ -601,7 +630,7 @@ def test_in_a_browser_a_chart_tells_the_value_under_the_mouse(trained):
         assert there.value("document.querySelector('[data-metric=epochs]').textContent") == "2 / 2"
         place = there.value(
             "(() => { const plot = [...document.querySelectorAll('svg.plot')].find(one =>"
-            " one.querySelector('title').textContent.startsWith('Losses by epoch'));"
+            " one.getAttribute('aria-label').startsWith('Losses by epoch'));"
             " plot.scrollIntoView({block: 'center'}); const box = plot.getBoundingClientRect();"
             " return [box.right - 12, box.top + box.height / 2]; })()"
         )

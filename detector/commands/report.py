@@ -12,8 +12,11 @@ from detector.reporting.run_page.record import Record, read_record
 from detector.run.lock import in_use
 
 PAGE = "report.html"
-# Settings of a run that say how its validation images are read.
-KEPT = ("workers", "multiprocessing_start", "bad_images", "bad_boxes", "max_missing_labels", "cache_dir")
+# Settings of a run that say how its validation images are read and looked at.
+KEPT = (
+    "names", "nms", "amp", "workers", "multiprocessing_start", "bad_images", "bad_boxes", "max_missing_labels",
+    "cache_dir",
+)  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
@@ -24,8 +27,10 @@ def run(options: argparse.Namespace) -> int:
     folder = settings.run.resolve()
     if not folder.is_dir():
         raise ConfigError(f"{settings.run}: no such folder; name that of a run: detector report runs/train")
-    record = read_record(folder)
     path = settings.out or folder / PAGE
+    if path.is_dir() or not path.parent.is_dir():  # told before the measuring
+        raise ConfigError(f"out={path}: no file can be there; name one in a folder that exists: out=page.html")
+    record = read_record(folder)
     best, why = None, ""
     try:
         best = measure(settings, record)
@@ -56,8 +61,5 @@ def measure(settings: ReportSettings, record: Record) -> Measured:
 def wanted(settings: ReportSettings, trained: dict[str, object]) -> ValSettings:
     """How to measure: on what is asked for, and for the rest by the run's own settings."""
     kept = {key: trained[key] for key in KEPT if trained.get(key) is not None}
-    return load_settings(
-        ValSettings,
-        values={**kept, "device": settings.device, "amp": settings.amp}
-        | ({"data": settings.data} if settings.data else {}),
-    )
+    asked = {key: getattr(settings, key) for key in settings.model_fields_set & {"data", "device", "amp"}}
+    return load_settings(ValSettings, values={**kept, **asked})

@@ -56,6 +56,8 @@ SCRIPT = """
     const at = plot.dataset.at.split(' ').map(Number), said = plot.dataset.said.split('|');
     const lines = [...plot.querySelectorAll('[data-y]')].map(one => [one, one.dataset.y.split(' ')]);
     const cursor = plot.querySelector('.cursor');
+    plot.setAttribute('aria-label', plot.querySelector('title').textContent);
+    plot.querySelectorAll('title').forEach(one => one.remove());  // or a second box would open over the first
     const hide = () => { tip.style.display = 'none'; cursor.style.opacity = 0; };
     plot.addEventListener('pointerleave', hide);
     plot.addEventListener('pointermove', event => {
@@ -146,7 +148,8 @@ def figure(title: str, svg: str, series: Sequence[Series] = (), caption: str = "
     """A drawing under its title and, where there are several, the names of its lines; over a caption of HTML."""
     keys = "".join(
         f'<span class="key {one.look}" style="{_colour(one)}">{escaped(f"{one.name} {one.note}".rstrip())}</span>'
-        for one in (series if len(series) > 1 else ())
+        for one in series
+        if len(series) > 1 or one.note
     )
     below = f'<p class="faint">{caption}</p>' if caption else ""
     return f'<figure class="chart"><figcaption><b>{escaped(title)}</b>{keys}</figcaption>{svg}{below}</figure>'

@@ -51,10 +51,9 @@ def machine(run: Run) -> str:
     """What the run computes with; nothing that tells whose it is."""
     said = ", ".join(f"{name} {version}" for name, version in checkpoint_file.versions().items())
     name = f" ({torch.cuda.get_device_name(run.device)})" if run.device.type == "cuda" else ""
-    processes = run.mesh.size
     return (
-        f"{said}; {run.device.type}{name}, {run.state.precision.name}; {processes} process{'es' * (processes > 1)} of "
-        f"{torch.get_num_threads()} threads, each with {run.workers} loader processes; {platform.system()}"
+        f"{said}; {run.device.type}{name}, {run.state.precision.name}; processes: {run.mesh.size}, threads of each: "
+        f"{torch.get_num_threads()}, loader processes of each: {run.workers}; {platform.system()}"
     )
 
 

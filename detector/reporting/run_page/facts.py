@@ -29,7 +29,11 @@ from detector.step.plan import Cut
 EVENTS = 400  # rows of the timeline; of more, the first and the last
 BAD = ("failed", "killed", "bad step", "bad image")  # kinds of events in red
 WARNING = ("memory", "save", "log", "stopped")
-BY_ANOTHER = {"lr0": "optimizer", "momentum": "optimizer", "warmup_bias_lr": "optimizer", "batch": "nbs"}
+# Settings that a run writes down otherwise than they were left, and which setting made them so.
+CHOSEN_BY = {
+    "model": "model", "nbs": "nbs", "batch": "nbs or batch", "optimizer": "optimizer", "lr0": "optimizer",
+    "momentum": "optimizer", "warmup_bias_lr": "optimizer",
+}  # fmt: skip
 OF_FOLDER = ("project", "name", "exist_ok", "resume")  # settings that say where a run is, not what
 
 
@@ -38,9 +42,9 @@ OF_FOLDER = ("project", "name", "exist_ok", "resume")  # settings that say where
 
 def arithmetic(record: Record) -> str:
     """The run in the lines it said of itself, and what came of them so far; a damaged file's lines are left out."""
-    lines = {"model": model_line(record), **_planned(record), "so far": _done(record)}
+    lines = {"model": model_line(record), **_planned(record), "done": _done(record)}
     rows = "".join(
-        f'<tr><td class="name faint">{name}</td><td class="name">{escaped(line)}</td></tr>'
+        f'<tr><td class="name faint">{name}</td><td class="name">{escaped(private(line))}</td></tr>'
         for name, line in lines.items()
         if line
     )
@@ -68,7 +72,7 @@ def _planned(record: Record) -> dict[str, str]:
         ramp = min(settings["warmup_epochs"], epochs - 1) if settings["accumulate_warmup"] else 0.0
         world = len(record.windows[-1].cut) if record.windows else cut.devices
         return {
-            "data": f"{images:,} training images; {settings['data']}".replace(home(), "~"),
+            "data": f"{images:,} training images; {settings['data']}",
             "window": window_line(cut, batch, max(world, 1), images, epochs, ramp),
             "nbs": f"{nbs} images are what the rates are tuned for",
             "optimizer": f"{settings['optimizer']}, lr0 {settings['lr0']:g}, momentum {settings['momentum']:g}",
@@ -107,7 +111,7 @@ def settings_part(record: Record) -> list[str]:
         return ["<p>settings.yaml cannot be read.</p>"]
     table = "".join(
         f'<tr><td class="name">{escaped(name)}</td><td class="name"><b>{escaped(value)}</b></td>'
-        f'<td class="name faint">{escaped(usual)}{_resolved(name, usual)}</td></tr>'
+        f'<td class="name faint">{escaped(usual)}{_resolved(name)}</td></tr>'
         for name, value, usual in rows
     )
     head = '<tr><th class="name">setting</th><th class="name">this run</th><th class="name">by default</th></tr>'
@@ -120,10 +124,10 @@ def settings_part(record: Record) -> list[str]:
     ]
 
 
-def _resolved(name: str, usual: str) -> str:
-    """What a value comes from that nobody need have written."""
-    by = name if usual == "auto" else BY_ANOTHER.get(name)
-    return f" <i>by {by}: auto, or as written</i>" if by else ""
+def _resolved(name: str) -> str:
+    """What a value comes from that nobody need have written: settings.yaml has what `auto` came to."""
+    by = CHOSEN_BY.get(name)
+    return f"; <i>chosen by {by}: auto, or as written</i>" if by else ""
 
 
 def shown(value: Any) -> str:
@@ -131,17 +135,17 @@ def shown(value: Any) -> str:
     if value is None:
         return "-"
     text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=math.inf)
-    return text.removesuffix("\n").removesuffix("\n...").replace(home(), "~")
+    return private(text.removesuffix("\n").removesuffix("\n..."))
 
 
 def plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def home() -> str:
-    """The user's folder, which has their name; something that no text has where it is not known."""
+def private(text: object) -> str:
+    """A text that does not tell the user's name: their folder in it is ~."""
     folder = os.path.expanduser("~")
-    return folder if len(folder) > 1 else "\0"
+    return str(text).replace(folder, "~") if len(folder) > 1 else str(text)
 
 
 # --- events ----------------------------------------------------------------------------------------------------------
@@ -197,7 +201,7 @@ def _event_row(one: Event, start: float) -> str:
     kind = f'<span class="mark {look}">{escaped(one.kind)}</span>' if one.kind else ""
     numbers = [number(value) if one.kind else math.nan for value in (one.epoch, one.step)]
     place = "".join(f"<td>{value:,.0f}</td>" if math.isfinite(value) else "<td></td>" for value in numbers)
-    text = " ".join(str(one.text).replace(home(), "~").split()).removeprefix(f"{one.kind} ")
+    text = " ".join(private(one.text).split()).removeprefix(f"{one.kind} ")
     return (
         f'<tr class="event"><td class="name">{since}</td><td class="name faint">{utc}</td>'
         f'<td class="name">{kind}</td>{place}'
@@ -217,7 +221,7 @@ def state_of(record: Record, running: bool | None) -> str:
         return ""
     if told[-1].kind in BEGINNINGS:
         return "still going, or killed" if running is None else "killed"
-    text = str(told[-1].text).replace(home(), "~")
+    text = private(told[-1].text)
     if told[-1].kind == "stopped" and not text.startswith("stopped"):
         return f"stopped {text}"
     return text if told[-1].kind == "stopped" else f"{told[-1].kind}: {text}" if text else told[-1].kind

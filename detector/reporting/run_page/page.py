@@ -18,8 +18,8 @@ from detector.reporting.run_page.curves import SHOWN_METRICS, curves, times_of, 
 from detector.reporting.run_page.facts import (
     arithmetic,
     environment,
-    home,
     model_line,
+    private,
     settings_part,
     state_of,
     timeline,
@@ -125,7 +125,7 @@ def page(record: Record, measured: Measured | None, why: str = "", running: bool
 def _without(why: str) -> str:
     return (
         "Left out: what the best checkpoint finds, its curves, confusion, calibration and images. "
-        f"{why or 'It was not measured'}".replace(home(), "~")
+        f"{private(why) or 'It was not measured'}"
     )
 
 
@@ -180,7 +180,7 @@ def _head(record: Record, measured: Measured | None, running: bool | None) -> st
     )
     return (
         f"<header><h1>{escaped(record.folder.name)}{badge}</h1>"
-        f'<p class="faint">{escaped(model_line(record).replace(home(), "~"))}</p>'
+        f'<p class="faint">{escaped(private(model_line(record)))}</p>'
         f'<div class="tiles">{tiles}</div></header>'
     )
 
