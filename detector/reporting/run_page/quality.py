@@ -21,7 +21,7 @@ from detector.reporting.svg import BOTTOM, Frame, Series, axes, figure, line_cha
 
 LINES = 12  # classes that have a line of their own
 CELLS = 30  # classes up to which the confusion matrix is drawn
-PAIRS = 30  # confusions that are told of more classes
+PAIRS = 16  # confusions that are told of more classes
 ROWS = 200  # classes in the table
 EVERY = 5  # of the confidences of a curve one is drawn
 
