@@ -18,7 +18,8 @@ from detector.errors import DetectorError, Interrupted, did_you_mean
 # What a disk says that takes no more: told in a line wherever it happens, with no traceback.
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 COMMANDS = (
-    "check", "train", "tune", "runs", "val", "compare", "predict", "demo", "export", "info", "convert", "convert-data",
+    "check", "train", "tune", "runs", "report", "compare", "val", "predict", "demo", "export", "info",
+    "convert", "convert-data",
 )  # fmt: skip
 OVERRIDES = "settings as key=value, with YAML values: epochs=50 lr0=1e-3 names='[cat, dog]'"
 SUMMARY = """\
@@ -64,6 +65,12 @@ PLAIN = (
         "try a checkpoint on a page in the browser",
         "WEIGHTS | key=value",
         "a checkpoint or a run's folder; conf iou imgsz port device",
+    ),
+    (
+        "report",
+        "write the page of a run",
+        "RUN | key=value",
+        "a run's folder, be it finished, stopped, killed or still going; out data device amp",
     ),
     (
         "export",

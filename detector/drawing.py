@@ -54,10 +54,12 @@ def draw_boxes(
     scores: ArrayLike | None = None,
     long_side: int | None = None,
     ids: ArrayLike | None = None,
+    colours: Sequence[Colour] | None = None,
 ) -> NDArray[np.uint8]:
     """A copy of the image, of any channels, with (N, 4) boxes in its pixels, labelled with the class's name and score.
 
-    ids: the numbers of objects that are tracked, which are written, too; -1: none.
+    ids: the numbers of objects that are tracked, which are written, too; -1: none. colours: of the boxes, in place of
+    those of their classes.
 
     The picture's long side is `long_side` pixels; if it is not given, small images are enlarged by a whole number so
     that text can be read on them, and others keep their size. A label for which there is no room beside the labels
@@ -72,7 +74,7 @@ def draw_boxes(
     rooms = _Rooms(picture.shape[:2], boxes)
     written: list[tuple[Label, tuple[int, int]]] = []
     for i, box in enumerate(boxes.tolist()):
-        colour = class_colour(labels[i])
+        colour = class_colour(labels[i]) if colours is None else colours[i]
         _outline(picture, box, colour, line)
         text = _label(
             shown_name(names, labels[i]), None if confidences is None else confidences[i], -1 if ids is None else ids[i]

@@ -19,7 +19,7 @@ LEFT = (0, 1, 3, 5, 6)  # columns of names
 
 
 def run(options: argparse.Namespace) -> int:
-    said = words.of_runs(options.arguments)
+    said = words.of_folder(options.arguments, "folder", "json=true")
     settings = load_settings(RunsSettings, None, said.overrides, said.values)
     folder = settings.folder
     if folder.exists() and not folder.is_dir():

@@ -47,8 +47,8 @@ from detector.spelling import Words
 
 __all__ = [
     "CheckSettings", "CompareSettings", "ConvertDataSettings", "ConvertSettings", "DemoSettings", "ExportSettings",
-    "InfoSettings", "PredictSettings", "RunsSettings", "Settings", "TrainSettings", "TuneSettings", "ValSettings",
-    "load_settings", "read_yaml", "validated",
+    "InfoSettings", "PredictSettings", "ReportSettings", "RunsSettings", "Settings", "TrainSettings", "TuneSettings",
+    "ValSettings", "load_settings", "read_yaml", "validated",
 ]  # fmt: skip
 
 
@@ -290,6 +290,16 @@ class CompareSettings(ClassKeys, DeviceKeys):
         """How each of the runs is measured."""
         shared = self.model_fields_set & ValSettings.model_fields.keys()
         return ValSettings(**{key: getattr(self, key) for key in shared}, plots=False)
+
+
+class ReportSettings(DeviceKeys):
+    """Settings of `detector report`."""
+
+    of = " of detector report"
+
+    run: Annotated[FilePath | None, Field(description="the folder of a run")] = None
+    out: Annotated[FilePath | None, Field(description="the page to write; left out: report.html in that folder")] = None
+    data: Annotated[FilePath | None, Field(description="where the data set's YAML is now, if not where it was")] = None
 
 
 class InfoSettings(Group):

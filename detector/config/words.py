@@ -143,13 +143,13 @@ def of_check(words: Sequence[str]) -> Said:
     return Said(None, overrides, values)
 
 
-def of_runs(words: Sequence[str]) -> Said:
-    """The words of `runs`: a folder of runs."""
+def of_folder(words: Sequence[str], key: str, example: str) -> Said:
+    """The words of `runs` and `report`: one folder, which is the setting `key`."""
     overrides = tuple(word for word in words if "=" in word and not Path(word).is_dir())
     loose = [word for word in words if word not in overrides]
-    if len(loose) > 1 or (loose and named(overrides, ("folder",))):
-        raise ConfigError(f"'{loose[-1]}': name one folder of runs; a setting is written key=value: json=true")
-    return Said(None, overrides, {"folder": loose[0]} if loose else {})
+    if len(loose) > 1 or (loose and named(overrides, (key,))):
+        raise ConfigError(f"'{loose[-1]}': name one folder; a setting is written key=value: {example}")
+    return Said(None, overrides, {key: loose[0]} if loose else {})
 
 
 def of_comparison(words: Sequence[str]) -> Said:

@@ -81,7 +81,7 @@ def compute_curves(
     right nor wrong.
     """
     flat = flatten(detections)
-    correct, counts = _judge(ground_truth, flat, iou)
+    correct, counts = judged_correct(ground_truth, flat, iou)
     to_find = np.bincount(ground_truth.classes[~ground_truth.crowd], minlength=nc)
     confidence = np.linspace(0, 1, points)
     recall_points = np.linspace(0, 1, 101)
@@ -129,8 +129,8 @@ def compute_confusion(
     return ConfusionMatrix(counts, confidence, iou)
 
 
-def _judge(ground_truth: GroundTruth, flat: Flat, iou: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """(D,) whether a detection found a true box, and (D,) whether it counts (it does not if a crowd excuses it)."""
+def judged_correct(ground_truth: GroundTruth, flat: Flat, iou: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """(D,) whether a detection found a true box of its class; (D,) whether it counts (not if a crowd excuses it)."""
     pairs = overlapping_pairs(ground_truth, flat, iou)
     pairs = pairs.select(flat.classes[pairs.detection] == ground_truth.classes[pairs.truth])
     on_crowd = ground_truth.crowd[pairs.truth]

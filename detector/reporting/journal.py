@@ -48,8 +48,9 @@ class WindowRow:
 class Event:
     """Something that happened to a run.
 
-    kind: begun, resumed; finished, stopped (a signal, patience, a callback), failed; bad step, bad image, memory, save,
-    log. A run that begins or resumes after a beginning without an ending was killed.
+    kind: begun, resumed; machine (what it computes with, told after both); finished, stopped (a signal, patience, a
+    callback), failed; bad step, bad image, memory, save, log. A run that begins or resumes after a beginning without an
+    ending was killed.
     """
 
     kind: str

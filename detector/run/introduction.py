@@ -4,24 +4,18 @@ from detector.config.groups import PUBLIC
 from detector.config.settings import Settings
 from detector.data.sampling import class_weights
 from detector.model.description import title
-from detector.run.build import weight_decay
+from detector.reporting.arithmetic import decay_line, window_line
 from detector.run.run import Run
-from detector.step.plan import count_steps, input_sides
+from detector.step.plan import input_sides
 from detector.step.schedule import GROUPS
 
 
 def introduce(run: Run) -> None:
     """Print what was chosen, as arithmetic where it is arithmetic."""
     settings, state, cut, images, say = run.settings, run.state, run.state.cut, len(run.training), run.say
-    world = run.mesh.replicas
     parameters = sum(parameter.numel() for parameter in state.network.parameters())
-    steps, total = -(-images // cut.window), count_steps(images, cut, settings.epochs, run.ramp)
     boxes = len(run.training.index.classes)
-    accumulate = -(-cut.window // (state.batch * world))
-    planned = cut.window == state.batch * accumulate * world
     part = "device" if run.mesh.stages == 1 else "replica"
-    devices = f"{world} {part}{'' if world == 1 else 's'}{'' if planned else ' at most'}"
-    decay = f"{settings.weight_decay:g} x {cut.window}/{settings.nbs} = {weight_decay(settings, cut):g}"
     if settings.recipe == "public":
         say(f"recipe    public: {', '.join(f'{key} {getattr(settings, key):g}' for key in PUBLIC)}")
     say(f"model     {title(state.network.description)}, {parameters:,} parameters, {len(run.names)} classes")
@@ -31,17 +25,17 @@ def introduce(run: Run) -> None:
     introduce_balance(run)
     say(f"device    {run.device}, {state.precision.name}, imgsz {settings.imgsz}, {run.workers} loader processes")
     say(f"cache     {run.training.cache.told()}")
-    say(
-        f"window    {cut.window} images a step = {state.batch} a micro-batch x {accumulate} accumulated x "
-        f"{devices}; {steps:,} steps an epoch, {total:,} in all"
-    )
+    say(f"window    {window_line(cut, state.batch, run.mesh.replicas, images, settings.epochs, run.ramp, part)}")
     rate, factor = run.schedule.lr0, run.schedule.lr0 / settings.lr0
     lr0 = f"{settings.lr0:g}"
     if factor != 1:
         lr0 += f" x {factor:g} ({settings.scale_lr}, {cut.window} images a step for {settings.nbs}) = {rate:g}"
     if settings.optimizer == "MuSGD":
         lr0 += f" (class branches {GROUPS['fast muon']:g} x)"
-    say(f"optimizer {settings.optimizer}, lr0 {lr0}, momentum {settings.momentum:g}, weight decay {decay}")
+    say(
+        f"optimizer {settings.optimizer}, lr0 {lr0}, momentum {settings.momentum:g}, "
+        f"weight decay {decay_line(settings.weight_decay, cut, settings.nbs)}"
+    )
     for leg in state.legs[1:]:
         say(f"extended  epochs {leg.start} to {leg.end}: lr0 by {leg.curve}")
     if max(settings.mosaic, settings.mixup, settings.cutmix, settings.copy_paste):

@@ -36,7 +36,7 @@ from detector.run.resume import RUN, Resume, rewind_best
 from detector.run.run import NOBODY, Run, Say, Watch, silent
 from detector.run.stages import for_all_stages
 from detector.run.state import fitness_of
-from detector.run.telling import begin_reports, gpu_memory, tell_end, tell_epoch, tell_failure, tell_window
+from detector.run.telling import begin_reports, gpu_memory, tell_end, tell_epoch, tell_failure, tell_window, write_page
 from detector.step import compiling
 from detector.step.plan import Window, epoch_windows
 from detector.step.statistics import set_modes
@@ -84,7 +84,7 @@ def train(settings: Settings, resume: Resume | None = None, say: Say = say_now, 
         run.loaders = stack.enter_context(loading(run.training, run.validation, run.workers, pin, start))
         try:
             ending = run_epochs(run)
-            result = finish(run)
+            result = finish(run, *ending)
         except BaseException as error:
             tell_failure(run, error)
             run.say(f"go on with: detector train resume={run.folder}")
@@ -322,9 +322,13 @@ def progress_line(run: Run, row: dict[str, float], seconds: float) -> str:
     return f"epoch {state.epoch}/{run.settings.epochs}  {losses}  {metrics}  {seconds:.1f} s{mark}{skipped}{bad}"
 
 
-def finish(run: Run) -> TrainResult:
-    """Measure the best checkpoint once more, print its table and draw its curves."""
+def finish(run: Run, kind: str, text: str) -> TrainResult:
+    """Measure the best checkpoint once more, print its table, draw its curves and write the page of the run.
+
+    kind and text: how it ended.
+    """
     if not run.state.best.epoch:  # stopped in its first epoch
+        write_page(run, None, kind, text)
         return TrainResult(run.folder, run.best, run.last, {})
     with distributed.together(run.device):
         saving.save_table(run, curves=True)
@@ -339,6 +343,7 @@ def finish(run: Run) -> TrainResult:
     if run.settings.plots:
         with saving.writing(run, run.folder):
             draw_evaluation(evaluation, run.validation, run.names, run.folder)
+    write_page(run, evaluation, kind, text)
     run.say(f"best      {run.best} (epoch {run.state.best.epoch})")
     for line in what_next(run):
         run.say(line)

@@ -3,18 +3,23 @@
 All of it on the main process; the others pass through.
 """
 
+import platform
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
-from detector import distributed
+from detector import checkpoint_file, distributed
 from detector.errors import Interrupted, StopTraining
-from detector.reporting.journal import ENDINGS, Journal, WindowRow, read_events
+from detector.evaluation.evaluate import Evaluation
+from detector.files import replaced
+from detector.reporting.journal import ENDINGS, Journal, WindowRow, event_now, read_events
 from detector.reporting.progress import process_memory
 from detector.reporting.reports import EpochRow, Facts
+from detector.reporting.run_page.page import Measured, page
+from detector.reporting.run_page.record import read_record
 from detector.run.resume import Resume
 from detector.run.run import Run
 from detector.step.plan import Window, recut
@@ -34,10 +39,22 @@ def begin_reports(run: Run, resume: Resume | None, identity: str) -> None:
     run.reports.begin(facts, state.epoch + 1, state.done, state.history, state.step + state.skipped)
     if resume is None:
         run.note("begun", "")
+        run.note("machine", machine(run))
         return
     killed = ["after it was killed"] if before and before[-1].kind not in ENDINGS else []
     changes = [f"{key} {was} -> {now}" for key, (was, now) in sorted(resume.changes.items())]
     run.note("resumed", ", ".join([f"from {resume.path.name}", *killed, *changes]))
+    run.note("machine", machine(run))
+
+
+def machine(run: Run) -> str:
+    """What the run computes with; nothing that tells whose it is."""
+    said = ", ".join(f"{name} {version}" for name, version in checkpoint_file.versions().items())
+    name = f" ({torch.cuda.get_device_name(run.device)})" if run.device.type == "cuda" else ""
+    return (
+        f"{said}; {run.device.type}{name}, {run.state.precision.name}; processes: {run.mesh.size}, threads of each: "
+        f"{torch.get_num_threads()}, loader processes of each: {run.workers}; {platform.system()}"
+    )
 
 
 def tell_window(run: Run, window: Window, report: StepReport, rates: Rates, seconds: float, waited: float) -> None:
@@ -83,6 +100,27 @@ def call(run: Run, function: Callable[[dict[str, Any]], None], row: dict[str, An
         function(row)
     except StopTraining as stop:
         run.stopping = str(stop) or "a callback"
+
+
+def write_page(run: Run, evaluation: Evaluation | None, kind: str, text: str) -> None:
+    """Write report.html, under `plots`, of a run that ended so; `evaluation` of its best checkpoint, if it has one.
+
+    What keeps the page from being written, a full disk or anything else, is said: it costs the run nothing, and
+    `detector report` writes the page again.
+    """
+    if not distributed.is_main() or not run.settings.plots:
+        return
+    path = run.folder / "report.html"
+    try:
+        record = read_record(run.folder)
+        ending = event_now(kind, text, run.state.epoch + 1, run.state.step)
+        measured = evaluation and Measured(evaluation, run.validation, run.names)
+        whole = page(replace(record, events=[*record.events, ending]), measured, "No epoch was finished")
+        with replaced(path) as beside:
+            beside.write_text(whole, encoding="utf-8", errors="backslashreplace")
+        run.say(f"report    {path}")
+    except Exception as error:
+        run.event("save", f"warning: {path}: not written: {error!r}; detector report {run.folder} tries again")
 
 
 def tell_failure(run: Run, error: BaseException) -> None:

@@ -1,0 +1,1 @@
+"""The page of a training run: `record` reads what a run left, `page` shows it, the others are its parts."""
