@@ -31,7 +31,7 @@ def crowded(size: int, boxes: int) -> Sample:
 
 def row(model: str, options: argparse.Namespace) -> list[str]:
     """What to write for a model on each of the cards."""
-    settings = Settings(data="none.yaml", model=model, imgsz=options.imgsz)
+    settings = Settings(data="none.yaml", model=model, imgsz=options.imgsz, nbs=64)
     run = Estimate(settings, "cuda", "bf16", 2**62, 1, CLASSES, IMAGES, crowded(options.imgsz, options.boxes))
     counted = cache(run.measure)
     cells = []

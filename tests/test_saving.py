@@ -15,6 +15,7 @@ from test_training import run
 from detector import checkpoint_file
 from detector.config.settings import Settings
 from detector.errors import TrainingError
+from detector.reporting.reports import Reports
 from detector.run import saving
 from detector.run.background import Background
 from detector.run.run import Run
@@ -33,7 +34,7 @@ def bare_run(folder):
     (folder / "weights").mkdir()
     run = Run.__new__(Run)
     run.settings, run.training, run.names, run.folder, run.say = settings, images, ("a",), folder, print
-    run.beside = Background()
+    run.beside, run.reports = Background(), Reports()
     return run
 
 
