@@ -22,7 +22,7 @@ from detector.folders import create_folder
 from detector.inference.runtimes.engines import is_export
 from detector.reporting.compare_page import page
 from detector.reporting.compare_text import labels_of, lines_of
-from detector.run.records import read_metrics
+from detector.reporting.run_files import read_metrics
 
 PAGE = "compare.html"
 

@@ -1,8 +1,8 @@
-"""The comparison of runs as one HTML page that needs nothing beside it: no script, no other file, no network."""
+"""The comparison of runs as one HTML page that needs nothing beside it: no other file, no network, and no script."""
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -13,6 +13,7 @@ from detector.data.pixels import decoded
 from detector.drawing import in_colours
 from detector.errors import DataError
 from detector.evaluation.comparing import METRICS, Comparison, Contender
+from detector.reporting import svg
 from detector.reporting.compare_text import (
     Rows,
     caveats,
@@ -30,7 +31,6 @@ from detector.reporting.compare_text import (
     signed,
     told,
 )
-from detector.reporting.line_chart import Range, Series, line_chart, range_chart
 from detector.reporting.page import escaped, html_page, html_picture
 
 WORST = 16  # images that are shown
@@ -38,7 +38,7 @@ LISTED = 200  # images that are listed
 MOST_CLASSES = 40  # beyond which their table is folded
 SIDE = 520  # pixels of a picture's long side
 QUALITY = 82  # of JPEG
-# Of the runs, told apart on white and on black, and none that boxes have; further runs begin again.
+# Of the runs and their lines, told apart on white and on black, and none that boxes have; further runs begin again.
 COLOURS = ("#8064f0", "#0f9d8f", "#c9752c", "#6b7f99", "#b5468f", "#8a9a1b")
 FOUND, MISSED, WRONG = (70, 160, 255), (255, 176, 0), (235, 60, 160)  # RGB of boxes
 CURVES = ("mAP50-95", "mAP50", "box", "cls", "dfl", "l1")
@@ -50,18 +50,16 @@ td { font-variant-numeric: tabular-nums; } td.text, th.text { text-align: left; 
 td.delta { color: var(--faint); } .settings td.text { max-width: 16rem; overflow-wrap: break-word; }
 td.name { min-width: 5.5rem; } td.name, th { max-width: 14rem; overflow-wrap: break-word; }
 td:last-child, th:last-child { padding-right: 0; }
-.key { display: inline-block; width: .75rem; height: .75rem; border-radius: 3px; margin-right: .45rem; }
+.square { display: inline-block; width: .75rem; height: .75rem; border-radius: 3px; margin-right: .45rem; }
 .runs { list-style: none; padding: 0; } .runs li { margin: .35rem 0; }
 .verdicts { display: grid; gap: .8rem; } .verdict { background: var(--raised); border: 1px solid var(--line);
   border-radius: 8px; padding: .7rem 1rem; display: grid; grid-template-columns: minmax(0, 1fr) 14rem;
   gap: .2rem 1.2rem; align-items: center; }
 .verdict b { overflow-wrap: anywhere; } .verdict .numbers { color: var(--faint); font-variant-numeric: tabular-nums; }
-.interval { width: 100%; } .interval .grid, .chart .grid { stroke: var(--line); } .zero { stroke: var(--faint); }
+.interval { width: 100%; } .interval .grid { stroke: var(--line); } .zero { stroke: var(--faint); }
 .range { stroke-width: 8; stroke-linecap: round; opacity: .5; } .dot { stroke: var(--raised); stroke-width: 1.5; }
 .range.better { stroke: #2ea05a; } .range.worse { stroke: #d6456b; } .range { stroke: #8b929c; }
 .dot.better { fill: #2ea05a; } .dot.worse { fill: #d6456b; } .dot.open, .dot.equal { fill: #8b929c; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 19rem), 1fr)); gap: 1.2rem; }
-.chart svg { width: 100%; display: block; } .chart figcaption { font-size: .9rem; }
 .legend { margin: .2rem 0 .8rem; } .legend span.of { margin-right: 1.2rem; white-space: nowrap; }
 .swatch { display: inline-block; width: .9rem; height: .9rem; margin-right: .4rem; vertical-align: -.1rem;
   border: 3px solid; box-sizing: border-box; }
@@ -72,6 +70,9 @@ td:last-child, th:last-child { padding-right: 0; }
 .none { height: 8rem; background: var(--line); display: grid; place-items: center; }
 @media (max-width: 40rem) { body { padding: 1rem; } .verdict { grid-template-columns: minmax(0, 1fr); } }
 """
+
+
+RUNS = f":root {{ {' '.join(f'--s{k}: {colour};' for k, colour in enumerate(COLOURS))} }}"
 
 
 def page(found: Comparison, index: Index) -> str:
@@ -97,12 +98,12 @@ def page(found: Comparison, index: Index) -> str:
         _table(object_rows(found)),
         *_images(found, index),
     ]
-    return html_page(f"{title}: compared", body, STYLE)
+    return html_page(f"{title}: compared", [*body, f"<script>{svg.SCRIPT}</script>"], svg.STYLE + RUNS + STYLE)
 
 
 def _key(run: int) -> str:
     """A square in the colour of a run."""
-    return f'<span class="key" style="background:{_colour(run)}"></span>'
+    return f'<span class="square" style="background:{_colour(run)}"></span>'
 
 
 def _colour(run: int) -> str:
@@ -169,48 +170,55 @@ def _verdicts(found: Comparison) -> str:
     return "".join(cards)
 
 
+class Range(NamedTuple):
+    """A row of `range_chart`: where it lies, its ends, and its class of CSS."""
+
+    middle: float
+    low: float
+    high: float
+    kind: str
+
+
+def range_chart(row: Range, reach: float) -> str:
+    """A range on an axis from -reach to reach with 0 marked, for a cell of a table."""
+    width, height = 220, 22
+
+    def x_of(value: float) -> float:
+        return width / 2 + value / reach * (width / 2 - 8)
+
+    middle, low, high = height / 2, x_of(row.low), x_of(row.high)
+    parts = [
+        f'<line class="grid" x1="0" x2="{width}" y1="{middle}" y2="{middle}" />',
+        f'<line class="zero" x1="{width / 2}" x2="{width / 2}" y1="0" y2="{height}" />',
+        f'<line class="range {row.kind}" x1="{low:.1f}" x2="{high:.1f}" y1="{middle}" y2="{middle}" />',
+        f'<circle class="dot {row.kind}" cx="{x_of(row.middle):.1f}" cy="{middle}" r="4" />',
+    ]
+    return f'<svg class="interval" viewBox="0 0 {width} {height}" aria-hidden="true">{"".join(parts)}</svg>'
+
+
 # --- curves ----------------------------------------------------------------------------------------------------------
 
 
 def _curves(runs: Sequence[Contender]) -> list[str]:
     """A chart of each column of the tables of metrics that a run has; nothing where none has a table."""
+    epochs = np.array(sorted({row["epoch"] for run in runs for row in run.history}))
     charts = []
     for column in CURVES:
-        series = []
-        for k, run in enumerate(runs):
-            points = series_of(run.history, column)
-            if points:
-                values = [y for _, y in points]
-                best = int(np.argmax(values)) if column.startswith("mAP") else None
-                series.append(Series(points, _colour(k), best))
-        if series:
-            charts.append(line_chart(column if column.startswith("mAP") else f"training loss: {column}", series))
+        values = [{row["epoch"]: row.get(column, math.nan) for row in run.history} for run in runs]
+        series = [
+            svg.Series(run.label, np.array([of_run.get(epoch, math.nan) for epoch in epochs.tolist()]), k)
+            for k, (run, of_run) in enumerate(zip(runs, values, strict=True))
+        ]
+        title = column if column.startswith("mAP") else f"training loss: {column}"
+        charts += [chart] if len(epochs) and (chart := svg.line_chart(title, epochs, series, "epoch")) else []
     if not charts:
         return []
     without = [one.label for one in runs if not one.history]
     missing = f'<p class="faint">Without a table of epochs: {escaped(", ".join(without))}.</p>' if without else ""
     return [
-        "<h2>Training</h2>",
-        f'<p class="legend">{_legend(runs)}</p>{missing}<div class="charts">{"".join(charts)}</div>',
-        '<p class="faint">As each run measured itself after an epoch, by the average of its weights; best marked.</p>',
+        f'<h2>Training</h2>{missing}<div class="charts">{"".join(charts)}</div>',
+        '<p class="faint">As each run measured itself after an epoch, by the average of its weights.</p>',
     ]
-
-
-def _legend(runs: Sequence[Contender]) -> str:
-    return "".join(f'<span class="of">{_key(k)}{escaped(one.label)}</span> ' for k, one in enumerate(runs))
-
-
-def series_of(rows: Sequence[Any], column: str) -> list[tuple[float, float]]:
-    """(epoch, value) where a table of metrics has both, as finite numbers."""
-    points = []
-    for row in rows:
-        try:
-            point = float(row.get("epoch") or "nan"), float(row.get(column) or "nan")
-        except (TypeError, ValueError):
-            continue
-        if all(map(math.isfinite, point)):
-            points.append(point)
-    return points
 
 
 # --- images ----------------------------------------------------------------------------------------------------------

@@ -1,9 +1,5 @@
-"""What a run's folder tells of the run, read without touching it; no torch, so that hundreds are read in a second.
+"""The runs in a folder, each as its files and its lock tell it."""
 
-What is missing, damaged or not to be read is not known: a run may be in progress, killed, or of an earlier version.
-"""
-
-import csv
 import math
 import os
 import stat
@@ -14,15 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
-from detector.reporting.journal import BEGINNINGS, ENDINGS, EVENTS, STEPS, Event, read_events
+from detector.reporting.journal import BEGINNINGS, ENDINGS, Event, read_events
+from detector.reporting.run_files import MARKS, read_metrics, read_settings, state_of
 from detector.run.lock import in_use
 
-SETTINGS, METRICS = "settings.yaml", "metrics.csv"
-MARKS = (SETTINGS, METRICS, EVENTS, STEPS, "weights/last.pt", "weights/best.pt")  # a folder with one is a run's
 LOSSES = ("box", "cls", "dfl", "l1")  # columns of metrics.csv of which the lowest is best
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the former, where it was built, is ten times as fast
 
 
 class Best(NamedTuple):
@@ -39,7 +31,7 @@ class Record:
 
     folder: Path
     settings: Mapping[str, Any]  # nothing where they cannot be read
-    rows: Sequence[Mapping[str, Any]]  # of metrics.csv, whose values are text
+    rows: Sequence[Mapping[str, float]]  # of metrics.csv
     events: Sequence[Event]
     in_use: bool | None  # by a process; None: this system does not say
     changed: float  # seconds since 1970
@@ -47,19 +39,15 @@ class Record:
     @property
     def state(self) -> str | None:
         """running, finished, stopped, failed or killed; None where nothing tells."""
-        if self.in_use:
-            return "running"
-        told = [event.kind for event in self.events if event.kind in BEGINNINGS + ENDINGS]
-        if told and told[-1] in ENDINGS:
-            return told[-1]
-        if told:
-            return None if self.in_use is None else "killed"
+        told = state_of(self.events, self.in_use)
+        if told or self.events:
+            return told
         return "finished" if self.epochs is not None and self.epoch >= self.epochs else None
 
     @property
     def epoch(self) -> int:
         """Epochs that are done."""
-        return max((int(epoch) for row in self.rows if (epoch := number(row.get("epoch"))) < math.inf), default=0)
+        return max((int(row["epoch"]) for row in self.rows), default=0)
 
     @property
     def epochs(self) -> int | None:
@@ -71,8 +59,8 @@ class Record:
     def best(self) -> Best | None:
         """By the run's `metric`, the first of equals; None where no epoch has it."""
         metric = str(self.settings.get("metric", "mAP50-95"))
-        values = [(number(row.get(metric)), number(row.get("epoch"))) for row in self.rows]
-        known = [(value, int(epoch)) for value, epoch in values if math.isfinite(value) and math.isfinite(epoch)]
+        values = [(row.get(metric, math.nan), int(row["epoch"])) for row in self.rows]
+        known = [(value, epoch) for value, epoch in values if math.isfinite(value)]
         if not known:
             return None
         value, epoch = min(known, key=lambda one: one[0] if metric in LOSSES else -one[0])
@@ -94,14 +82,6 @@ class Record:
         return max(total, 0.0) if self.events else None
 
 
-def number(value: Any) -> float:
-    """A cell of metrics.csv; NaN where it has no number."""
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return math.nan
-
-
 def read_record(folder: Path) -> Record:
     """The run in a folder. Raises nothing for what is in it."""
     events: list[Event] = []
@@ -110,26 +90,6 @@ def read_record(folder: Path) -> Record:
     times = [event.time for event in events if isinstance(event.time, int | float)]
     events = events if len(times) == len(events) else []
     return Record(folder, read_settings(folder), read_metrics(folder), events, in_use(folder), changed(folder) or 0.0)
-
-
-def read_settings(folder: Path) -> dict[str, Any]:
-    """The settings of the run in a folder; nothing where they cannot be read."""
-    try:
-        found = yaml.load((folder / SETTINGS).read_text(encoding="utf-8"), Loader=LOADER)  # both are safe loaders
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
-        return {}
-    return {key: value for key, value in found.items() if isinstance(key, str)} if isinstance(found, dict) else {}
-
-
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run's metrics.csv; those before what is damaged."""
-    rows: list[dict[str, Any]] = []
-    with (
-        suppress(OSError, csv.Error),
-        open(folder / METRICS, encoding="utf-8", errors="replace", newline="") as file,
-    ):
-        rows.extend(csv.DictReader(file))
-    return rows
 
 
 def changed(folder: Path) -> float | None:

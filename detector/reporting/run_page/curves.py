@@ -11,7 +11,8 @@ import numpy as np
 from detector.reporting.journal import BEGINNINGS, ENDINGS
 from detector.reporting.page import escaped, html_table
 from detector.reporting.progress import clock
-from detector.reporting.run_page.record import Record, clock_of, number
+from detector.reporting.run_files import number
+from detector.reporting.run_page.record import Record, clock_of
 from detector.reporting.svg import line_chart, thinned, thinned_x
 
 SHOWN_METRICS = ("mAP50-95", "mAP50", "precision", "recall", "F1")

@@ -23,7 +23,9 @@ from detector.reporting.arithmetic import decay_line, window_line
 from detector.reporting.journal import BEGINNINGS, ENDINGS, Event
 from detector.reporting.page import escaped, html_table
 from detector.reporting.progress import clock
-from detector.reporting.run_page.record import Record, clock_of, number
+from detector.reporting.run_files import number
+from detector.reporting.run_files import state_of as folder_state
+from detector.reporting.run_page.record import Record, clock_of
 from detector.step.plan import Cut
 
 EVENTS = 400  # rows of the timeline; of more, the first and the last
@@ -214,17 +216,16 @@ def state_of(record: Record, running: bool | None) -> str:
 
     running: whether a process holds its folder; None: that is not known.
     """
-    if running:
-        return "still going"
     told = [one for one in record.events if one.kind in BEGINNINGS + ENDINGS]
-    if not told:
-        return ""
-    if told[-1].kind in BEGINNINGS:
-        return "still going, or killed" if running is None else "killed"
+    state = folder_state(record.events, running)
+    if state is None:
+        return "still going, or killed" if told else ""
+    if state in ("running", "killed"):
+        return "still going" if running else state
     text = private(told[-1].text)
-    if told[-1].kind == "stopped" and not text.startswith("stopped"):
-        return f"stopped {text}"
-    return text if told[-1].kind == "stopped" else f"{told[-1].kind}: {text}" if text else told[-1].kind
+    if state == "stopped":
+        return text if text.startswith("stopped") else f"stopped {text}"
+    return f"{state}: {text}" if text else state
 
 
 # --- environment -----------------------------------------------------------------------------------------------------

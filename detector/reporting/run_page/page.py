@@ -14,6 +14,7 @@ from detector.evaluation.mistakes import judge_each
 from detector.reporting import svg
 from detector.reporting.page import escaped, html_page
 from detector.reporting.progress import clock
+from detector.reporting.run_files import number
 from detector.reporting.run_page.curves import SHOWN_METRICS, curves, times_of, timing
 from detector.reporting.run_page.facts import (
     arithmetic,
@@ -33,7 +34,7 @@ from detector.reporting.run_page.quality import (
     curve_charts,
     share,
 )
-from detector.reporting.run_page.record import Record, number
+from detector.reporting.run_page.record import Record
 from detector.reporting.samples import SHOWN_CONFIDENCE
 
 STYLE = """

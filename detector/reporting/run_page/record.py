@@ -5,7 +5,6 @@ Files that are missing or damaged cost what they would have said, and nothing el
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from detector import checkpoint_file
 from detector.errors import CheckpointError, ConfigError
-from detector.reporting.journal import EVENTS, STEPS, Event, WindowRow, read_events, read_windows
+from detector.reporting.journal import Event, WindowRow, read_events, read_windows
+from detector.reporting.run_files import MARKS, number, read_metrics, read_settings
 
-TRACES = ("settings.yaml", "metrics.csv", STEPS, EVENTS, "weights/last.pt", "weights/best.pt")
 LARGE = ("model", "ema", "optimizer")  # what of them is not kept
 
 Row = dict[str, float]
@@ -62,27 +60,19 @@ class Record:
 
 def read_record(folder: Path) -> Record:
     """What there is of a run in a folder. ConfigError where nothing is."""
-    if not any((folder / name).is_file() for name in TRACES):
-        raise ConfigError(f"{folder}: no run of training: it has none of {', '.join(TRACES)}; name the folder of one")
+    if not any((folder / name).is_file() for name in MARKS):
+        raise ConfigError(f"{folder}: no run of training: it has none of {', '.join(MARKS)}; name the folder of one")
     weights, best = folder / "weights", _checkpoint(folder / "weights" / "best.pt")
     most = _checkpoint(weights / "last.pt") or _checkpoint(weights / "last.prev.pt") or best
     return Record(
         folder,
-        _settings(folder / "settings.yaml") or dict(most.get("settings") or {}),
-        _table(folder / "metrics.csv"),
+        read_settings(folder) or dict(most.get("settings") or {}),
+        read_metrics(folder),
         [row for row in read_windows(folder) if _is_window(row)],
         [event for event in read_events(folder) if isinstance(event.kind, str)],
         most,
         dict(best.get("metrics") or {}),
     )
-
-
-def number(value: Any) -> float:
-    """A number that a file holds; NaN for whatever else."""
-    try:
-        return float(value) if isinstance(value, (int, float, str)) else math.nan
-    except (ValueError, OverflowError):
-        return math.nan
 
 
 def clock_of(event: Event) -> float:
@@ -99,24 +89,6 @@ def _is_window(row: WindowRow) -> bool:
     """Whether a line is what it was written as, as far as the page goes by it."""
     cut = isinstance(row.cut, list) and all(isinstance(one, list) for one in row.cut)
     return cut and isinstance(row.losses, dict) and math.isfinite(number(row.window))
-
-
-def _settings(path: Path) -> dict[str, Any]:
-    with suppress(OSError, ValueError, yaml.YAMLError):
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return {str(key): value for key, value in found.items()} if isinstance(found, dict) else {}
-    return {}
-
-
-def _table(path: Path) -> list[Row]:
-    with suppress(OSError, csv.Error):
-        text = path.read_text(encoding="utf-8", errors="replace").replace("\0", "")
-        rows = [
-            {key: number(value) for key, value in row.items() if isinstance(key, str) and value}
-            for row in csv.DictReader(text.splitlines())
-        ]
-        return [row for row in rows if math.isfinite(row.get("epoch", math.nan))]
-    return []
 
 
 def _checkpoint(path: Path) -> dict[str, Any]:
