@@ -28,7 +28,7 @@ from detector.reporting.samples import training_batch_image
 from detector.reporting.summary import draw_evaluation
 from detector.reporting.table import format_class_table
 from detector.run import recover, saving
-from detector.run.build import build
+from detector.run.build import OWN, Images, build
 from detector.run.interrupt import StopWaiting
 from detector.run.introduction import introduce
 from detector.run.lock import locked, run_id
@@ -59,8 +59,14 @@ def say_now(text: str) -> None:
     terminal.say(text)
 
 
-def train(settings: Settings, resume: Resume | None = None, say: Say = say_now, watch: Watch = NOBODY) -> TrainResult:
-    """Train by the settings, from the start or from a checkpoint.
+def train(
+    settings: Settings,
+    resume: Resume | None = None,
+    say: Say = say_now,
+    watch: Watch = NOBODY,
+    images: Images = OWN,
+) -> TrainResult:
+    """Train by the settings, from the start or from a checkpoint; `images`: kept by who trains several times.
 
     Under torchrun every process calls this alike, inside `distributed.process_group`. Raises ConfigError, DataError or
     CheckpointError before anything is written; TrainingError where a run cannot go on; Interrupted after Ctrl-C or
@@ -68,7 +74,7 @@ def train(settings: Settings, resume: Resume | None = None, say: Say = say_now, 
     """
     with ExitStack() as stack:
         with distributed.together(choose_device(settings.device)):
-            run = build(settings, resume, say if distributed.is_main() else silent, watch)
+            run = build(settings, resume, say if distributed.is_main() else silent, watch, images)
             introduce(run)
         with distributed.together(run.device):  # all ranks have read what they need, be it from the folder itself
             begin(run, resume, stack)
@@ -188,7 +194,8 @@ def train_epoch(run: Run) -> None:
         batches = pictured(run, batches)
     set_modes(state.network, settings.norm == "frozen")
 
-    with Progress(state.epoch, settings.epochs, images, state.done, shown=distributed.is_main()) as bar:
+    shown = distributed.is_main() and run.watch.bars
+    with Progress(state.epoch, settings.epochs, images, state.done, shown=shown) as bar:
         for window in windows:
             rates = run.schedule.rates(state.epoch + (window.done + window.images) / images)
             held: list[Batch] = []
