@@ -180,6 +180,7 @@ def asked(study: "Study", space: Space, settings: Mapping[str, Any], seed: int, 
     # Optuna's own `ask` makes a trial so, too: one that is there has the parameters that were drawn already.
     trial = study.ask() if fresh else package.trial.Trial(study, trials[number]._trial_id)
     assert trial.number == number, "whoever asks has the turn"
+    _ = trial.relative_params  # what is drawn together is drawn now, by the trial's sampler, and not when first wanted
     values = dict(settings)
     for parameter in space.parameters:
         if parameter.active(values):
