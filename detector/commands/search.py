@@ -28,7 +28,7 @@ from detector.search.space import read_space, space_of
 from detector.search.study import FREE, Definition
 from detector.search.telling import best_trials, conclude, values_of
 from detector.search.trial import folder_name
-from detector.search.turns import turn
+from detector.search.turns import TURN, turn
 
 TRIALS = 50
 WRITTEN = "# Written by detector search"
@@ -67,21 +67,28 @@ def begun(given: SearchSettings, images: Images) -> Search:
     check_alone(settings)
     objectives = objectives_of(given.objectives, settings)
     definition = Definition.of(common, space, [one.name for one in objectives], given.pruner)
-    there = Path(given.project).resolve() / str(given.name) if given.name is not None else None
-    kind = None if there is None else studies.kept_in(there)
-    if kind is None:
-        images.indices(settings, say_now)
-        folder = create_folder(given.project, given.name, "search", exist_ok=False)
-        kind = given.storage
-    else:
-        folder = there
+    images.indices(settings, say_now)
+    folder = place(given)
     with turn(folder), studies.kept(folder):
+        kind = studies.kept_in(folder) or given.storage
+        if "storage" in given.model_fields_set and kind != given.storage:
+            raise ConfigError(f"storage={given.storage}: the search in {folder} is kept as {kind}; leave it out")
         study = studies.open_study(folder, kind, [one.direction for one in objectives])
         studies.begin(study, definition, folder)
         machine = {key: value for key, value in common.items() if key in FREE}
         study.set_user_attr(studies.MACHINES, machine)
         write_down(folder, settings, given.space)
     return opened(folder, study, definition, machine, given.trials)
+
+
+def place(given: SearchSettings) -> Path:
+    """The folder of a search: a new one, or the one of its name, which another worker may be making just now."""
+    if given.name is None:
+        return create_folder(given.project, None, "search", exist_ok=False)
+    folder = Path(given.project).resolve() / given.name
+    if folder.exists() and studies.kept_in(folder) is None and any(one.name != TURN for one in folder.iterdir()):
+        raise ConfigError(f"{folder}: exists, and holds no search; choose another name=")
+    return create_folder(given.project, given.name, "search", exist_ok=True)
 
 
 def taken_up(given: SearchSettings) -> Search:
@@ -113,12 +120,12 @@ def opened(folder: Path, study: Any, definition: Definition, machine: dict[str, 
     space = space_of(definition.space, definition.common)
     settings = validated(Settings, {**definition.common, **machine, **space.fixed}, {}, str(folder))
     check_alone(settings)
-    studies.prepare(study, definition.pruner, settings)
+    pruner = studies.prepare(study, definition.pruner, settings)
     total = trials or study.user_attrs.get(studies.TRIALS, TRIALS)
     with studies.kept(folder):
         study.set_user_attr(studies.TRIALS, total)
     objectives = objectives_of(definition.objectives, settings)
-    return Search(folder, study, space, objectives, definition.common, machine, total, say_now)
+    return Search(folder, study, space, objectives, definition.common, machine, pruner, total, say_now)
 
 
 def check_alone(settings: Settings) -> None:
@@ -169,7 +176,8 @@ def write_best(search: Search, target: Path) -> None:
             f"{error.filename}: cannot be read: {error.strerror}; --write takes the trial's folder"
         ) from None
     defaults = {key: Settings.model_fields[key].get_default() for key in ("project", "name", "exist_ok", "plots")}
-    values |= {**defaults, "project": str(defaults["project"]), "resume": None, **chosen(search, "plots")}
+    values |= {**defaults, "project": str(defaults["project"]), "resume": None}
+    values["plots"] = search.given.get("plots", defaults["plots"])
     settings = validated(Settings, values, {}, str(target))
     reached = ", ".join(values_of(search.objectives, found[0].values))
     with writing(target), replaced(target) as beside:
@@ -177,7 +185,3 @@ def write_best(search: Search, target: Path) -> None:
             f"{WRITTEN}: {folder.name} of {search.folder.name}, {reached}\n{settings.to_yaml()}", encoding="utf-8"
         )
     print(f"written   {target}; train by it: detector train {target}")
-
-
-def chosen(search: Search, key: str) -> dict[str, Any]:
-    return {key: search.given[key]} if key in search.given else {}

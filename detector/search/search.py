@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from detector.config.settings import Settings, validated
-from detector.errors import ConfigError, Interrupted
+from detector.errors import ConfigError
 from detector.run.build import Images
 from detector.run.run import Say
 from detector.search.objectives import Objective
@@ -35,6 +35,7 @@ class Search:
     objectives: tuple[Objective, ...]
     common: Mapping[str, Any]  # settings of all trials, as far as they are written
     machine: Mapping[str, Any]  # those of them that another worker may have otherwise
+    pruner: str  # in words
     total: int  # trials, by all workers
     say: Say
 
@@ -47,12 +48,12 @@ class Search:
 def run(search: Search, train: Train, images: Images) -> None:
     """Train trials until there are as many as there are to be, and none is left that nobody is at.
 
-    Raises Interrupted or KeyboardInterrupt after Ctrl-C; the trial that it met is saved.
+    Whatever ends it before, Ctrl-C or an error, the trial in work is left to be gone on with.
     """
     introduce(search)
     try:
         run_trials(search, train, images)
-    except (KeyboardInterrupt, Interrupted):
+    except BaseException:
         search.say(f"stopped   to go on: detector search resume={search.folder}")
         raise
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from detector.config.settings import Settings
 from detector.errors import ConfigError, DetectorError, OutputError
-from detector.search.space import MACHINE, NOT_SEARCHED, PLACE, Space
+from detector.search.space import MACHINE, NOT_SEARCHED, Space
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 NAME = "search"  # of the study in its storage; hyperband's brackets follow from it
 FILES = {"sqlite": "study.db", "journal": "study.journal"}
 BEGUN_WITH, MACHINES, TRIALS = "begun_with", "machine", "trials"  # attributes of the study
+STARTUP = 5  # trials that come to their end before one is held against them
 WAIT = 60  # seconds for another worker that writes
 # What a worker may have otherwise than the one that began the search.
-FREE = {name for name, reason in NOT_SEARCHED.items() if reason in (MACHINE, PLACE)}
+FREE = {name for name, reason in NOT_SEARCHED.items() if reason == MACHINE}
 
 
 def optuna() -> ModuleType:
@@ -154,15 +155,18 @@ def begin(study: "Study", definition: Definition, folder: Path) -> None:
         )
 
 
-def prepare(study: "Study", pruner: str, common: Settings) -> None:
-    """Give the study its pruner; none where there are several objectives, as Optuna has it."""
+def prepare(study: "Study", pruner: str, common: Settings) -> str:
+    """Give the study its pruner, and say which it is; none where there are several objectives, as Optuna has it."""
     pruners = optuna().pruners
     if pruner == "none" or len(study.directions) > 1:
         study.pruner = pruners.NopPruner()
-    elif pruner == "hyperband":
+        return "none" if pruner == "none" else "none: with several objectives no trial is ended early"
+    if pruner == "hyperband":
         study.pruner = pruners.HyperbandPruner(min_resource=1, max_resource=common.epochs)
-    else:
-        study.pruner = pruners.MedianPruner(n_warmup_steps=math.ceil(common.warmup()))
+        return f"hyperband, over {common.epochs} epochs"
+    warm = max(1, math.ceil(common.warmup()))
+    study.pruner = pruners.MedianPruner(n_startup_trials=STARTUP, n_warmup_steps=warm)
+    return f"median of the trials before, once there are {STARTUP}, from epoch {warm} on"
 
 
 def asked(study: "Study", space: Space, settings: Mapping[str, Any], seed: int, number: int | None) -> "Trial":

@@ -34,10 +34,7 @@ def introduce(search: Search) -> None:
     say(f"varied    {'; '.join(map(described, search.space.parameters))}")
     ways = {"maximize": "as high as it goes", "minimize": "as low as it goes"}
     say(f"sought    {'; '.join(f'{one.name}, {ways[one.direction]}' for one in search.objectives)}")
-    if len(search.objectives) > 1:
-        say("pruner    none: with several objectives no trial is ended early")
-    else:
-        say(f"pruner    {type(study.pruner).__name__.removesuffix('Pruner').replace('Nop', 'none').lower()}")
+    say(f"pruner    {search.pruner}")
 
 
 def described(one: Parameter) -> str:
@@ -105,6 +102,8 @@ def conclude(search: Search) -> None:
         say("best      none: no trial came to its end")
         return
     say("\n".join(table(search, found[:SHOWN])))
+    if len(found) > 1 and len({tuple(one.values) for one in found}) == 1:
+        say("all are the same: trials may be too short to tell them apart (epochs, fraction, weights to start from)")
     if len(search.objectives) > 1:
         say("these are the front: of none is there another that is better in one and no worse in the others")
     elif len(found) > SHOWN:

@@ -21,6 +21,7 @@ from detector.search.objectives import LATENCY, Objective, latency
 if TYPE_CHECKING:
     from optuna.trial import Trial
 
+TRIES = 5  # of a trial that ends its process, as where the system has no memory left, before it counts as failed
 SHOWN = "{desc}  epoch {n_fmt}/{total_fmt} {bar:16} {elapsed}"  # on a terminal, while a trial is trained
 Train = Callable[[Settings, Resume | None, Say, Watch, Images], TrainResult]
 
@@ -119,6 +120,8 @@ def run_trial(
     try:
         settings, resume = begin(settings, folder, machine)
         reporting = Reporting(trial, objectives[0] if len(objectives) == 1 else None, settings.epochs)
+        if tries(trial, resume.saved["step"] if resume else -1) > TRIES:
+            return Outcome(failed=f"begun {TRIES} times at the same place, and each time its process was ended there")
         if resume:
             say(f"{folder.name}  goes on after epoch {resume.saved['epoch']} of {settings.epochs}")
             reporting.catch_up(resume.saved["history"])
@@ -135,6 +138,14 @@ def run_trial(
         if not is_out_of_memory(error):
             raise
         return Outcome(failed="out of memory before its first step; a smaller imgsz or model")
+
+
+def tries(trial: "Trial", step: int) -> int:
+    """How many times the trial was begun at this step, this time among them: no progress was saved in between."""
+    at, count = trial.user_attrs.get("begun", (None, 0))
+    count = count + 1 if at == step else 1
+    trial.set_user_attr("begun", [step, count])
+    return count
 
 
 def _measured(result: TrainResult, settings: Settings, objectives: Sequence[Objective], images: Images) -> Outcome:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
+from detector.errors import OutputError
+
 try:
     import fcntl
 except ImportError:
@@ -20,7 +22,11 @@ TURN, CLAIMS = ".turn", ".claims"
 @contextmanager
 def turn(folder: Path) -> Iterator[None]:
     """A context that one worker is in at a time; the others wait, for less than a second."""
-    with open(folder / TURN, "a") as file:
+    try:
+        file = open(folder / TURN, "a")  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be written to: {error.strerror}; a search is kept in its folder") from None
+    with file:
         if fcntl is not None:
             fcntl.lockf(file, fcntl.LOCK_EX)
         yield
