@@ -162,6 +162,17 @@ def test_a_trial_that_was_left_half_drawn_is_drawn_to_its_end_as_it_would_have_b
     assert [one.params for one in study.trials] == whole
 
 
+def test_a_journal_whose_last_line_is_half_written_goes_on(tmp_path):
+    pytest.importorskip("optuna")
+    study = studies.open_study(tmp_path, "journal", ["minimize"])
+    study.tell(study.ask(), 1.0)
+    journal = tmp_path / studies.FILES["journal"]
+    journal.write_bytes(journal.read_bytes() + journal.read_bytes().splitlines()[-1][:9])
+    again = studies.open_study(tmp_path, "journal")
+    again.tell(again.ask(), 2.0)
+    assert [one.value for one in studies.open_study(tmp_path, "journal").trials] == [1.0, 2.0]
+
+
 def test_directions():
     settings = Settings(data="data.yaml", model=str(MINUTE))
     names = ["mAP50-95", "F1", "box", "dfl", "latency"]

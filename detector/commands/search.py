@@ -21,7 +21,7 @@ from detector.run.resume import Resume
 from detector.run.run import Say, Watch
 from detector.search import study as studies
 from detector.search.kept import KeptImages
-from detector.search.objectives import objectives_of
+from detector.search.objectives import LATENCY, objectives_of
 from detector.search.search import Search
 from detector.search.search import run as run_search
 from detector.search.space import read_space, space_of
@@ -66,6 +66,8 @@ def begun(given: SearchSettings, images: Images) -> Search:
     settings = validated(Settings, {**common, **space.fixed}, {}, "settings")
     check_alone(settings)
     objectives = objectives_of(given.objectives, settings)
+    if len(objectives) == 1 and objectives[0].name != LATENCY:
+        common["metric"] = objectives[0].name  # what is best in a trial is what is best of the trials
     definition = Definition.of(common, space, [one.name for one in objectives], given.pruner)
     images.indices(settings, say_now)
     folder = place(given)
@@ -77,7 +79,7 @@ def begun(given: SearchSettings, images: Images) -> Search:
         studies.begin(study, definition, folder)
         machine = {key: value for key, value in common.items() if key in FREE}
         study.set_user_attr(studies.MACHINES, machine)
-        write_down(folder, settings, given.space)
+        write_down(folder, validated(Settings, {**common, **space.fixed}, {}, "settings"), given.space)
     return opened(folder, study, definition, machine, given.trials)
 
 

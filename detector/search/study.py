@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import json
 import math
+import os
 import sqlite3
 import warnings
 from collections.abc import Iterator, Mapping
@@ -112,12 +113,25 @@ def open_study(folder: Path, kind: str, directions: list[str] | None = None) -> 
 
 def _storage(package: ModuleType, file: Path, kind: str) -> "BaseStorage":
     if kind == "journal":
-        storages = package.storages.journal
-        return package.storages.JournalStorage(storages.JournalFileBackend(str(file)))
+        lock = package.storages.journal.JournalFileOpenLock(str(file))
+        _mend(file, lock)
+        return package.storages.JournalStorage(package.storages.journal.JournalFileBackend(str(file), lock))
     connect = {
         "creator": lambda: sqlite3.connect(file, timeout=WAIT)
     }  # a path may have ? and % in it, as a URL may not
     return package.storages.RDBStorage("sqlite://", engine_kwargs=connect)
+
+
+def _mend(journal: Path, lock: Any) -> None:
+    """Cut off a line that was half written when its worker was killed, before another is written behind it."""
+    lock.acquire()
+    try:
+        content = journal.read_bytes() if journal.exists() else b""
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            os.truncate(journal, whole)
+    finally:
+        lock.release()
 
 
 @contextmanager

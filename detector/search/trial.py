@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from detector import checkpoint_file
 from detector.config.settings import Settings, validated
-from detector.errors import CheckpointError, ConfigError, StopTraining, TrainingError
+from detector.errors import ConfigError, StopTraining, TrainingError
 from detector.memory import is_out_of_memory
 from detector.reporting.progress import Bar
 from detector.run.build import Images
@@ -48,15 +48,13 @@ def settings_of(common: Mapping[str, Any], params: Mapping[str, Any], folder: Pa
 def begin(settings: Settings, folder: Path, machine: Mapping[str, Any]) -> tuple[Settings, Resume | None]:
     """The settings to train by, and the checkpoint to go on from where the trial has one.
 
-    A trial that was killed before its first, or all of whose checkpoints are damaged, starts again.
+    One that was killed before its first starts again. CheckpointError where there is one that cannot be read.
     """
-    if not folder.exists():
-        return settings, None
-    try:
+    if any((folder / "weights").glob("*.pt")):
         return take_up(validated(Settings, {**machine, "resume": str(folder)}, {}, folder.name))
-    except CheckpointError:
+    if folder.exists():
         shutil.rmtree(folder)
-        return settings, None
+    return settings, None
 
 
 class Reporting:
