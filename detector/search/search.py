@@ -63,7 +63,7 @@ def run_trials(search: Search, train: Train, images: Images) -> None:
     while (taken := next_trial(search)) is not None:
         trial, held = taken
         start = time.monotonic()
-        with closing(held):
+        with closing(held), kept(search.folder):
             settings = settings_of(search.given, trial.params, search.folder / folder_name(trial.number))
             outcome = run_trial(trial, settings, search.machine, search.objectives, train, images, search.say)
             tell(search, trial, outcome)
@@ -96,11 +96,10 @@ def next_trial(search: Search) -> "tuple[Trial, TextIO] | None":
 def tell(search: Search, trial: "Trial", outcome: Outcome) -> None:
     """Have the study keep what came of a trial."""
     states = optuna().trial.TrialState
-    with kept(search.folder):
-        if outcome.failed:
-            trial.set_user_attr("failed", outcome.failed)
-            search.study.tell(trial, state=states.FAIL)
-        elif outcome.pruned:
-            search.study.tell(trial, state=states.PRUNED)
-        else:
-            search.study.tell(trial, list(outcome.values))
+    if outcome.failed:
+        trial.set_user_attr("failed", outcome.failed)
+        search.study.tell(trial, state=states.FAIL)
+    elif outcome.pruned:
+        search.study.tell(trial, state=states.PRUNED)
+    else:
+        search.study.tell(trial, list(outcome.values))

@@ -30,7 +30,7 @@ def introduce(search: Search) -> None:
     there = study.get_trials(deepcopy=False)
     done = sum(one.state.is_finished() for one in there)
     begun = f", {done} of them finished before" if there else ""
-    say(f"search    {search.folder}: {search.total} trials{begun}")
+    say(f"search    {search.folder}: {search.total} {'trial' if search.total == 1 else 'trials'}{begun}")
     say(f"varied    {'; '.join(map(described, search.space.parameters))}")
     ways = {"maximize": "as high as it goes", "minimize": "as low as it goes"}
     say(f"sought    {'; '.join(f'{one.name}, {ways[one.direction]}' for one in search.objectives)}")

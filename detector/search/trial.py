@@ -121,7 +121,7 @@ def run_trial(
         if tries(trial, resume.saved["step"] if resume else -1) > TRIES:
             return Outcome(failed=f"begun {TRIES} times at the same place, and each time its process was ended there")
         if resume:
-            say(f"{folder.name}  goes on after epoch {resume.saved['epoch']} of {settings.epochs}")
+            say(f"{folder.name}  goes on, with {resume.saved['epoch']} of {settings.epochs} epochs done")
             reporting.catch_up(resume.saved["history"])
         if not reporting.pruned:
             with Bar(desc=folder.name, total=settings.epochs, disable=None, leave=False, bar_format=SHOWN) as bar:
