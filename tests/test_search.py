@@ -25,7 +25,7 @@ from detector.search.space import Parameter
 from detector.search.turns import claim, turn
 
 optuna = pytest.importorskip("optuna")
-slow = pytest.mark.slow
+slow, long = pytest.mark.slow, pytest.mark.long
 
 RATES = "lr0: {low: 1e-4, high: 1, log: true}"
 
@@ -202,10 +202,12 @@ PLACES = {
 
 
 EVERYWHERE = [*((place, "sqlite") for place in PLACES), *((place, "journal") for place in [*PLACES][1::3])]
+OFTEN = ("after the first checkpoint", "before an epoch is told", "before the result is kept")
+MARKED = [pytest.param(*one, marks=() if one in [(place, "sqlite") for place in OFTEN] else long) for one in EVERYWHERE]
 
 
 @slow
-@pytest.mark.parametrize(("place", "storage"), EVERYWHERE)
+@pytest.mark.parametrize(("place", "storage"), MARKED)
 def test_a_search_that_is_killed_goes_on_as_if_it_was_not(tmp_path, common, whole, monkeypatch, place, storage):
     words = [
         *common,
@@ -255,7 +257,7 @@ def test_ctrl_c_saves_the_trial_and_says_how_to_go_on(tmp_path, common, whole):
 
 @slow
 @pytest.mark.skipif(os.name == "nt", reason="takes locks of the system")
-@pytest.mark.parametrize("storage", ["sqlite", pytest.param("journal", marks=pytest.mark.long)])
+@pytest.mark.parametrize("storage", ["sqlite", pytest.param("journal", marks=long)])
 def test_two_workers_share_the_trials(tmp_path, common, capsys, storage):
     """The first is held still in its trial: the second leaves that one alone, and trains all others."""
     words = [
@@ -314,6 +316,7 @@ def test_of_a_name_there_is_one_search(tmp_path):
 
 
 @slow
+@long
 def test_trials_below_the_median_are_pruned_and_stay_so_after_a_kill(tmp_path, common, monkeypatch, capsys):
     monkeypatch.setattr(studies, "STARTUP", 1)
     pruning = [*common, "epochs=3", "warmup_epochs=0"]
@@ -400,6 +403,7 @@ def test_a_trial_that_fails_is_kept_with_its_reason_and_the_search_goes_on(tmp_p
 
 
 @slow
+@long
 def test_a_trial_that_always_ends_its_process_counts_as_failed(tmp_path, common, monkeypatch, capsys):
     words = [*common, f"space={space_file(tmp_path)}", f"project={tmp_path}", "name=s", "trials=1"]
     for _ in range(trials.TRIES):

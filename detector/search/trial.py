@@ -118,7 +118,7 @@ def run_trial(
     try:
         settings, resume = begin(settings, folder, machine)
         reporting = Reporting(trial, objectives[0] if len(objectives) == 1 else None, settings.epochs)
-        if tries(trial, resume.saved["step"] if resume else -1) > TRIES:
+        if tries(trial, resume.saved["step"] if resume else 0) > TRIES:
             return Outcome(failed=f"begun {TRIES} times at the same place, and each time its process was ended there")
         if resume:
             say(f"{folder.name}  goes on, with {resume.saved['epoch']} of {settings.epochs} epochs done")
