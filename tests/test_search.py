@@ -1,6 +1,7 @@
 """Searches of settings: trials are runs that go on after a kill, that workers share, and that may fail."""
 
 import csv
+import errno
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from test_interruption import wait_for
 from test_search_space import SPACE, space_file
 from test_training import run, same
 
+from detector import checkpoint_file
 from detector.commands import search as command
 from detector.errors import ConfigError
 from detector.run import loop, recover
@@ -400,6 +402,28 @@ def test_a_trial_that_fails_is_kept_with_its_reason_and_the_search_goes_on(tmp_p
     assert [one[1] for one in told(folder)] == ["COMPLETE", "FAIL", "COMPLETE"]
     assert "TrainingError: out of memory with one image" in told(folder)[1][5]
     assert "failed: TrainingError: out of memory with one image" in capsys.readouterr().out
+
+
+@slow
+def test_a_full_disk_stops_the_search_and_fails_no_trial(tmp_path, common, whole, monkeypatch, capsys):
+    real, calls = checkpoint_file.write, []
+
+    def full(*given, **named):
+        calls.append(1)
+        if len(calls) == 7:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(*given, **named)
+
+    words = [*common, f"space={space_file(tmp_path)}", f"project={tmp_path}", "name=s", "trials=4"]
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_file, "write", full)
+        assert run("search", *words) == 2
+    printed = capsys.readouterr()
+    assert "cannot be written: No space left on device" in printed.err
+    assert f"to go on: detector search resume={tmp_path / 's'}" in printed.out
+    assert [one[1] for one in told(tmp_path / "s")] == ["COMPLETE", "RUNNING"]
+    assert run("search", f"resume={tmp_path / 's'}") == 0
+    assert told(tmp_path / "s") == told(whole)
 
 
 @slow

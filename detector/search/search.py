@@ -72,7 +72,7 @@ def run_trials(search: Search, train: Train, images: Images) -> None:
         if failures == FAILURES:
             raise ConfigError(
                 f"{search.folder}: {failures} trials in a row failed, the last with\n    {outcome.failed}\n"
-                f"mend what is wrong, and go on with: detector search resume={search.folder}"
+                "mend what is wrong and go on, or begin a search of another space"
             )
 
 

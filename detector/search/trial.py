@@ -131,6 +131,8 @@ def run_trial(
             return Outcome(pruned=reporting.pruned)
         return _measured(result, settings, objectives, images)
     except (TrainingError, ConfigError) as error:
+        if isinstance(error.__cause__, OSError):
+            raise
         return Outcome(failed=f"{type(error).__name__}: {error}")
     except RuntimeError as error:
         if not is_out_of_memory(error):
