@@ -18,7 +18,7 @@ from detector.errors import DetectorError, Interrupted, did_you_mean
 # What a disk says that takes no more: told in a line wherever it happens, with no traceback.
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 COMMANDS = (
-    "check", "train", "tune", "runs", "report", "compare", "val", "predict", "demo", "export", "info",
+    "check", "train", "tune", "search", "runs", "report", "compare", "val", "predict", "demo", "export", "info",
     "convert", "convert-data",
 )  # fmt: skip
 OVERRIDES = "settings as key=value, with YAML values: epochs=50 lr0=1e-3 names='[cat, dog]'"
@@ -124,6 +124,10 @@ def build_parser() -> argparse.ArgumentParser:
         "--min-bn-batch", type=int, default=8, metavar="N", help="images BatchNorm should see at least, if they fit (8)"
     )
     tune.add_argument("--write", action="store_true", help="write what is recommended into the config file")
+    takes = "a config file, then a file of what is varied; trials objectives pruner storage name resume; settings"
+    metavar = "CONFIG.yaml SPACE.yaml | key=value"
+    search = add("search", "look for the best settings, by training", metavar, takes, "How to use it: docs/search.md")
+    search.add_argument("--write", metavar="FILE.yaml", help="write the best trial's settings as a config file")
     for plain in PLAIN:
         add(*plain)
     for command in commands.choices.values():

@@ -28,7 +28,7 @@ ROWS = [
     {"evaluation"},
     {"reporting"},
     {"run"},
-    {"fitting", "export"},
+    {"fitting", "export", "search"},
     {"commands"},
     {"cli"},
     {"__main__"},

@@ -53,7 +53,7 @@ def load_settings(
             raise ConfigError(f"{origin.place}: '{names[key]}' and '{name}' are the same setting; keep one")
         found[key], origins[key] = value, origin
     for key, origin in origins.items():
-        found[key] = _resolved(cls, key, found[key], origin.folder)
+        found[key] = resolved(cls, key, found[key], origin.folder)
     return validated(cls, found, {key: origin.place for key, origin in origins.items()}, str(file or "settings"))
 
 
@@ -222,14 +222,20 @@ def _kinds(annotation: Any) -> set[type]:
     return {annotation}
 
 
+def takes(cls: type[BaseModel], key: str, kind: type) -> bool:
+    """Whether there are values of a setting that are of this type."""
+    return kind in _kinds(cls.model_fields[key].annotation)
+
+
 def takes_text(cls: type[BaseModel], key: str) -> bool:
     """Whether all values of a setting are text, so that 5, 1e3 and off are to be taken as they stand."""
     field = cls.model_fields.get(key)
     return field is not None and _kinds(field.annotation) <= {str, Path, NoneType}
 
 
-def _resolved(cls: type[BaseModel], key: str, value: Any, folder: Path) -> Any:
-    """Paths made absolute, and what the class itself makes of a text that may be one (its `located`)."""
+def resolved(cls: type[BaseModel], key: str, value: Any, folder: Path) -> Any:
+    """A value as it was written in a folder: paths made absolute, and what the class itself makes of a text that may
+    be one (its `located`)."""
     if not isinstance(value, str):
         return value
     if Path in _kinds(cls.model_fields[key].annotation):

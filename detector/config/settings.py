@@ -47,8 +47,8 @@ from detector.spelling import Words
 
 __all__ = [
     "CheckSettings", "CompareSettings", "ConvertDataSettings", "ConvertSettings", "DemoSettings", "ExportSettings",
-    "InfoSettings", "PredictSettings", "ReportSettings", "RunsSettings", "Settings", "TrainSettings", "TuneSettings",
-    "ValSettings", "load_settings", "read_yaml", "validated",
+    "InfoSettings", "PredictSettings", "ReportSettings", "RunsSettings", "SearchSettings", "Settings",
+    "TrainSettings", "TuneSettings", "ValSettings", "load_settings", "read_yaml", "validated",
 ]  # fmt: skip
 
 
@@ -109,6 +109,43 @@ class TrainSettings(Settings):
         """The settings of one run, with the first seed."""
         values = {key: getattr(self, key) for key in self.model_fields_set}
         return Settings(**values | ({"seed": self.seeds[0]} if self.seeds else {}))
+
+
+class SearchSettings(Settings):
+    """Settings of `detector search`: those that its trials have in common, and the search's own.
+
+    `project`, `name` and `resume` are of the search's folder, in which each trial has one of its own.
+    """
+
+    space: Annotated[FilePath | None, Field(description="YAML of what is varied: settings with ranges or choices")] = (
+        None
+    )
+    trials: Annotated[AtLeastOne | None, Field(description="in all; left out: 50, or what they were before")] = None
+    objectives: Annotated[
+        list[Text] | None,
+        Field(description="what is sought: columns of metrics.csv, latency; left out: metric"),
+    ] = None
+    pruner: Annotated[
+        Literal["median", "hyperband", "none"],
+        Words(also={"false": "none", "no": "none", "off": "none"}),
+        Field(description="which trials are ended early: those below the median, by hyperband's rule, or none"),
+    ] = "median"
+    storage: Annotated[
+        Literal["sqlite", "journal"],
+        Words(),
+        Field(description="how the search is kept; journal: for workers of several machines on a shared disk"),
+    ] = "sqlite"
+
+    @field_validator("objectives", mode="before")
+    @classmethod
+    def one_objective(cls, value: Any) -> Any:
+        """One alone is as good as a list of one, and 'mAP50,latency' as good as [mAP50, latency]."""
+        return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+    def common(self) -> dict[str, Any]:
+        """What was written of the settings that the trials have in common, as plain values."""
+        written = self.model_fields_set & Settings.model_fields.keys() - {"project", "name", "exist_ok", "resume"}
+        return self.model_dump(mode="json", include=written)
 
 
 class DetectorKeys(DeviceKeys):

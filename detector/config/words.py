@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from yaml import MappingNode
 
 from detector.config.kinds import model_named
 from detector.config.settings import Settings, read_yaml
@@ -91,6 +93,26 @@ def kind_of(file: Path) -> str | None:
     if keys >= {"train", "names"} or keys >= {"val", "names"} or keys >= {"train", "val"}:
         return "data"
     return None
+
+
+def of_search(words: Sequence[str]) -> Said:
+    """The words of `search`: those of a run, and the YAML file of what is varied, which comes last."""
+    loose = [word for word in words if "=" not in word or Path(word).is_file()]
+    if named([word for word in words if word not in loose], ("space", "resume")) or not loose:
+        return of_run(words)
+    if len(loose) == 1 and not is_space(Path(loose[0])):
+        return of_run(words)
+    said = of_run([word for word in words if word != loose[-1]])
+    return replace(said, values={**said.values, "space": loose[-1]})
+
+
+def is_space(file: Path) -> bool:
+    """Whether a YAML file gives a setting a range or choices."""
+    try:
+        nodes = [value for _, value in read_yaml(file, "search space").value if isinstance(value, MappingNode)]
+    except ConfigError:
+        return False
+    return any({str(key.value) for key, _ in node.value} & {"low", "high", "choices"} for node in nodes)
 
 
 def of_checkpoint(words: Sequence[str], sources: bool = False) -> Said:

@@ -1,5 +1,6 @@
 """The images of an index as training and validation see them."""
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -58,7 +59,7 @@ class TrainingSet:
         seed: int,
         epochs: int,
         close_mosaic: int,
-        cache: Mode = "auto",
+        cache: Mode | ImageCache = "auto",
         bad_images: BadImages = "skip",
         sampling: Sampling | None = None,
         *,
@@ -68,7 +69,9 @@ class TrainingSet:
         transforms: UserTransforms | None = None,
         colours_later: bool = False,
     ) -> None:
-        """`budget`: bytes of the cache, `cache_folder`: of its file, `processes`: that make samples (`ImageCache`).
+        """`cache`: how it keeps images, or one that was made for this index and imgsz before, whose memory is shared.
+
+        budget: bytes of a new cache, cache_folder: of its file, processes: that make samples (`ImageCache`).
 
         colours_later: samples carry their change of colours, for `Batch.network_input` to make it.
         """
@@ -79,7 +82,10 @@ class TrainingSet:
         self.augmentation, self.transforms = augmentation, transforms
         self.colours_later = colours_later
         self.plain = replace(augmentation, mosaic=0.0, mixup=0.0, cutmix=0.0, copy_paste=0.0)
-        self.cache = ImageCache(index, imgsz, cache, budget, cache_folder, processes)
+        if isinstance(cache, ImageCache):
+            self.cache = copy.copy(cache)  # nothing was seen yet, as in another process
+        else:
+            self.cache = ImageCache(index, imgsz, cache, budget, cache_folder, processes)
         self.neighbours = Neighbours(len(index), seed)
         self._lately: dict[int, Boxes] = {}  # boxes that were asked for lately
         self._damaged: set[int] = set()  # as far as this process has come upon them: it decodes them once

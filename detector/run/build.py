@@ -11,6 +11,7 @@ from torch import nn
 from detector import distributed
 from detector.config.settings import Settings
 from detector.data.augment import Augmentation
+from detector.data.cache import ImageCache
 from detector.data.choosing import fraction_of, of_classes
 from detector.data.dataset import TrainingSet, ValidationSet
 from detector.data.description import data_root, load_description
@@ -50,7 +51,22 @@ from detector.step.schedule import Gains, Leg, Schedule, extended
 from detector.step.step import StepRules
 
 
-def build(settings: Settings, resume: Resume | None, say: Say, watch: Watch) -> Run:
+class Images:
+    """Where a run has its images from: read for it alone."""
+
+    def indices(self, settings: Settings, say: Say) -> tuple[Index, Index]:
+        """The training and validation images of the settings' data set."""
+        return indices(settings, say)
+
+    def training_set(self, index: Index, settings: Settings, colours_later: bool) -> TrainingSet:
+        """The training images, to be augmented."""
+        return training_set(index, settings, colours_later)
+
+
+OWN = Images()
+
+
+def build(settings: Settings, resume: Resume | None, say: Say, watch: Watch, images: Images = OWN) -> Run:
     """A run that is ready to train, or the user's mistake as an error; `resume` is a checkpoint to go on from.
 
     Nothing has been written yet.
@@ -59,7 +75,7 @@ def build(settings: Settings, resume: Resume | None, say: Say, watch: Watch) -> 
     for line in resume.lines() if resume else ():
         say(line)
     device = choose_device(settings.device)
-    training, validation = indices(settings, say)
+    training, validation = images.indices(settings, say)
     mesh = mesh_of(settings)
     settings = with_nominal_batch(settings, len(training), mesh.replicas, say)
     names = training.names
@@ -84,7 +100,7 @@ def build(settings: Settings, resume: Resume | None, say: Say, watch: Watch) -> 
         device=device,
         mesh=mesh,
         names=names,
-        training=training_set(training, settings, colours_later=device.type != "cpu"),
+        training=images.training_set(training, settings, colours_later=device.type != "cpu"),
         validation=ValidationSet(validation, settings.imgsz, network.stride, bad_images=settings.bad_images),
         workers=worker_count(settings.workers),
         schedule=schedule_of(settings, state),
@@ -266,7 +282,10 @@ def read_indices(settings: Settings, say: Say) -> tuple[Index, Index]:
     return training, validation
 
 
-def training_set(index: Index, settings: Settings, colours_later: bool = False) -> TrainingSet:
+def training_set(
+    index: Index, settings: Settings, colours_later: bool = False, cache: ImageCache | None = None
+) -> TrainingSet:
+    """The training images, to be augmented; `cache`: one that was made for the same index and settings."""
     strengths = Augmentation(**{name: getattr(settings, name) for name in Augmentation.__dataclass_fields__})
     return TrainingSet(
         index,
@@ -275,7 +294,7 @@ def training_set(index: Index, settings: Settings, colours_later: bool = False) 
         settings.seed,
         settings.epochs,
         settings.closing(),
-        settings.cache,
+        cache or settings.cache,
         settings.bad_images,
         sampling_of(index, settings.sampling, settings.seed),
         budget=None if settings.cache_gb is None else int(settings.cache_gb * 2**30),

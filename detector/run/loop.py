@@ -28,7 +28,7 @@ from detector.reporting.samples import training_batch_image
 from detector.reporting.summary import draw_evaluation
 from detector.reporting.table import format_class_table
 from detector.run import recover, saving
-from detector.run.build import build
+from detector.run.build import OWN, Images, build
 from detector.run.interrupt import StopWaiting
 from detector.run.introduction import introduce
 from detector.run.lock import locked, run_id
@@ -59,8 +59,14 @@ def say_now(text: str) -> None:
     terminal.say(text)
 
 
-def train(settings: Settings, resume: Resume | None = None, say: Say = say_now, watch: Watch = NOBODY) -> TrainResult:
-    """Train by the settings, from the start or from a checkpoint.
+def train(
+    settings: Settings,
+    resume: Resume | None = None,
+    say: Say = say_now,
+    watch: Watch = NOBODY,
+    images: Images = OWN,
+) -> TrainResult:
+    """Train by the settings, from the start or from a checkpoint; `images`: kept by who trains several times.
 
     Under torchrun every process calls this alike, inside `distributed.process_group`. Raises ConfigError, DataError or
     CheckpointError before anything is written; TrainingError where a run cannot go on; Interrupted after Ctrl-C or
@@ -69,7 +75,7 @@ def train(settings: Settings, resume: Resume | None = None, say: Say = say_now, 
     with ExitStack() as stack:
         with distributed.together(choose_device(settings.device)):
             told = say if distributed.is_main() else silent
-            run = build(settings, resume, only_warnings(told) if settings.quiet else told, watch)
+            run = build(settings, resume, only_warnings(told) if settings.quiet else told, watch, images)
             run.say = told
             if not settings.quiet:
                 introduce(run)
@@ -200,7 +206,7 @@ def train_epoch(run: Run) -> None:
         batches = pictured(run, batches)
     set_modes(state.network, settings.norm == "frozen")
 
-    shown = distributed.is_main() and not settings.quiet
+    shown = distributed.is_main() and run.watch.bars and not settings.quiet
     with Progress(state.epoch, settings.epochs, images, state.done, shown=shown, pace=run.pace) as bar:
         for window in windows:
             rates = run.schedule.rates(state.epoch + (window.done + window.images) / images)

@@ -35,10 +35,11 @@ def silent(text: str) -> None:
 
 @dataclass(frozen=True)
 class Watch:
-    """Functions that a run calls on its main process, with plain values."""
+    """Functions that a run calls on its main process, with plain values, and whether it shows how epochs get on."""
 
     on_window: Callable[[dict[str, Any]], None] | None = None  # gets a line of steps.jsonl
     on_epoch: Callable[[dict[str, Any]], None] | None = None  # gets a line of metrics.csv
+    bars: bool = True
 
 
 NOBODY = Watch()

@@ -177,7 +177,7 @@ def refused(run: Run, problem: Problem) -> None:
     """What becomes of a full disk is the run's `on_save_error`."""
     said = f"{problem.path}: cannot be written: {problem.error.strerror}; the file that was there is kept"
     if run.settings.on_save_error == "stop":
-        raise TrainingError(f"{said}. Make room and go on with resume={run.folder}")
+        raise TrainingError(f"{said}. Make room and go on with resume={run.folder}") from problem.error
     run.event("save", f"warning: {said}, and the run goes on (on_save_error: warn)")
 
 
