@@ -12,7 +12,8 @@ from scenes import MINUTE, write_dataset
 import detector
 from detector.cli import main
 from detector.config import words
-from detector.config.settings import PredictSettings, load_settings
+from detector.config.settings import load_settings
+from detector.config.uses import PredictSettings
 from detector.errors import ConfigError, DataError
 from detector.folders import create_folder, last_run, remove_run
 from detector.inference.detector import STRIDE, check_limits

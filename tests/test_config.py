@@ -10,7 +10,8 @@ import torch
 
 from detector.config import foreign
 from detector.config.groups import PUBLIC
-from detector.config.settings import InfoSettings, PredictSettings, Settings, TuneSettings, ValSettings, load_settings
+from detector.config.settings import Settings, TuneSettings, load_settings
+from detector.config.uses import InfoSettings, PredictSettings, ValSettings
 from detector.errors import ConfigError, did_you_mean
 from detector.run.build import chosen_optimizer
 from detector.step.plan import Cut

@@ -8,6 +8,13 @@ import pytest
 from test_imports import ROWS
 
 from detector.config.settings import (
+    SearchSettings,
+    Settings,
+    TrainSettings,
+    TuneSettings,
+    load_settings,
+)
+from detector.config.uses import (
     CheckSettings,
     CompareSettings,
     ConvertDataSettings,
@@ -18,12 +25,7 @@ from detector.config.settings import (
     PredictSettings,
     ReportSettings,
     RunsSettings,
-    SearchSettings,
-    Settings,
-    TrainSettings,
-    TuneSettings,
     ValSettings,
-    load_settings,
 )
 
 ROOT = Path(__file__).parents[1]

@@ -23,7 +23,7 @@ from test_training import run, train
 
 import detector
 from detector.commands.report import wanted
-from detector.config.settings import ReportSettings
+from detector.config.uses import ReportSettings
 from detector.errors import ConfigError, StopTraining
 from detector.evaluation.calibration import compute_calibration
 from detector.evaluation.coco import build_ground_truth

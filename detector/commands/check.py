@@ -6,7 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from detector.config import words
-from detector.config.settings import CheckSettings, load_settings
+from detector.config.settings import load_settings
+from detector.config.uses import CheckSettings
 from detector.data.description import load_description
 from detector.data.doctor import Examination, examine
 from detector.data.reading import Reading

@@ -11,7 +11,8 @@ from detector import checkpoint_file
 from detector.classes import differing, order_of
 from detector.commands.val import Subject, images_of, indexed, measured, opened
 from detector.config import words
-from detector.config.settings import CompareSettings, ValSettings, load_settings
+from detector.config.settings import load_settings
+from detector.config.uses import CompareSettings, ValSettings
 from detector.data.dataset import damage
 from detector.data.index import Index
 from detector.errors import ConfigError

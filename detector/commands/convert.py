@@ -8,7 +8,8 @@ import torch
 
 from detector import checkpoint_file
 from detector.config import words
-from detector.config.settings import ConvertSettings, load_settings
+from detector.config.settings import load_settings
+from detector.config.uses import ConvertSettings
 from detector.errors import ConfigError
 from detector.files import replaced, writing
 from detector.model.checkpoint import network_of

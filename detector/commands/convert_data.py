@@ -3,7 +3,8 @@
 import argparse
 
 from detector.config import words
-from detector.config.settings import ConvertDataSettings, load_settings
+from detector.config.settings import load_settings
+from detector.config.uses import ConvertDataSettings
 from detector.data.description import load_description
 from detector.data.reading import Reading, build_index
 from detector.data.writing import write_dataset

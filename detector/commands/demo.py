@@ -3,7 +3,8 @@
 import argparse
 
 from detector.config import words
-from detector.config.settings import DemoSettings, load_settings
+from detector.config.settings import load_settings
+from detector.config.uses import DemoSettings
 from detector.errors import ConfigError
 from detector.inference.load import load
 from detector.reporting.demo_page import gradio, page, theme

@@ -10,7 +10,8 @@ import torch
 from detector import checkpoint_file
 from detector.commands.val import Subject, indexed
 from detector.config import words
-from detector.config.settings import ExportSettings, ValSettings, load_settings
+from detector.config.settings import load_settings
+from detector.config.uses import ExportSettings, ValSettings
 from detector.errors import CheckpointError, ConfigError
 from detector.export.accuracy import measure
 from detector.export.formats import FORMATS, Format, check_format

@@ -6,7 +6,8 @@ from typing import Any
 
 from detector import checkpoint_file
 from detector.config import words
-from detector.config.settings import InfoSettings, load_settings
+from detector.config.settings import load_settings
+from detector.config.uses import InfoSettings
 from detector.errors import ConfigError
 
 IMGSZ = 640  # that operations are counted at

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 
 from detector.config import words
-from detector.config.settings import PredictSettings, load_settings
+from detector.config.settings import load_settings
+from detector.config.uses import PredictSettings
 from detector.drawing import undrawable
 from detector.errors import ConfigError, DataError
 from detector.folders import create_folder

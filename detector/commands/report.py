@@ -4,7 +4,8 @@ import argparse
 
 from detector.commands.val import images_of, indexed, measured, opened
 from detector.config import words
-from detector.config.settings import ReportSettings, ValSettings, load_settings
+from detector.config.settings import load_settings
+from detector.config.uses import ReportSettings, ValSettings
 from detector.errors import ConfigError, DataError, DetectorError
 from detector.files import replaced, writing
 from detector.reporting.run_page.page import Measured, page

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from detector.config import words
-from detector.config.settings import RunsSettings, load_settings
+from detector.config.settings import load_settings
+from detector.config.uses import RunsSettings
 from detector.errors import ConfigError
 from detector.reporting.table import aligned, clock
 from detector.run.records import Record, read_record, runs_in

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from detector import checkpoint_file
 from detector.classes import differing
 from detector.config import words
-from detector.config.settings import ValSettings, load_settings
+from detector.config.settings import load_settings
+from detector.config.uses import ValSettings
 from detector.data.choosing import ITEM, class_numbers, of_classes
 from detector.data.dataset import ValidationSet, WholeImages, damage
 from detector.data.description import load_description

@@ -1,4 +1,4 @@
-"""The settings by topic: small classes, which `settings.py` joins to those of a command."""
+"""The settings by topic: small classes, which `settings.py` and `uses.py` join to those of a command."""
 
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
