@@ -30,6 +30,10 @@ Train, measure and use YOLO-style object detectors.
   detector train data=my.yaml model=v11s batch=4 or by settings alone
   detector train resume=runs/train               go on with a run that stopped
   detector tune my.yaml memory=4GiB              find the micro-batch that fits
+  detector search my.yaml space.yaml trials=50   look for better settings
+  detector runs                                  the runs in runs/, and how they went
+  detector report runs/train                     write the page of a run
+  detector compare runs/train runs/train2        what differs, and whether it is more than noise
   detector val runs/train/weights/best.pt        measure a checkpoint
   detector predict runs/train/weights/best.pt images/
   detector export runs/train format=onnx         write it for another runtime

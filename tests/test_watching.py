@@ -34,7 +34,7 @@ def rows_of(folder):
 
 
 def kinds_of(folder):
-    return [event.kind for event in read_events(folder)]
+    return [event.kind for event in read_events(folder) if event.kind != "machine"]
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_a_run_that_was_killed_leaves_what_one_in_one_go_does(tmp_path, common, 
     assert rows_of(tmp_path / "run") == rows_of(whole)
     assert same(tmp_path / "run", whole)
     assert kinds_of(tmp_path / "run") == ["begun", "resumed", "finished"]
-    assert "killed" in read_events(tmp_path / "run")[1].text
+    assert any("killed" in event.text for event in read_events(tmp_path / "run"))
     steps = steps_in_tensorboard if logger == "tensorboard" else steps_in_mlflow
     windows = [row.window for row in read_windows(whole)]
     assert steps(tmp_path / "run", "window/box") == steps(tmp_path / "run", "window/lr") == windows
@@ -234,7 +234,6 @@ def test_a_journal_that_cannot_be_written_is_named_once(tmp_path, common, whole,
 
 def test_a_missing_package_is_named_before_a_run_begins(tmp_path, common, monkeypatch, capsys):  # noqa: F811
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    monkeypatch.delitem(sys.modules, "detector.reporting.loggers.mlflow_logger", raising=False)
     assert run("train", *common, f"project={tmp_path / 'runs'}", "log=mlflow") == 2
     assert "pip install 'detector[mlflow]'" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()

@@ -15,10 +15,10 @@ def loggers_of(names: Sequence[str]) -> dict[str, Logger]:
 
 
 def _made(name: str) -> Logger:
+    module = importlib.import_module(f"detector.reporting.loggers.{name}_logger")
     try:
-        module = importlib.import_module(f"detector.reporting.loggers.{name}_logger")
+        return getattr(module, CLASSES[name])()
     except ImportError as error:
         raise ConfigError(
             f"log: {name}: its package cannot be imported ({error}); `pip install 'detector[{name}]'`"
         ) from None
-    return getattr(module, CLASSES[name])()

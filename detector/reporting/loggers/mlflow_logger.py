@@ -5,12 +5,10 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # before its import, which would begin to report
 
-from mlflow import MlflowClient
-from mlflow.entities import Metric, Param, RunTag
-from mlflow.entities import Run as LoggedRun
 
 from detector.reporting.journal import Event, WindowRow
 from detector.reporting.loggers.scalars import flat, of_epoch, of_window
@@ -24,13 +22,20 @@ STATES = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 
 class MLflow:
+    def __init__(self) -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # before its import, which would begin to report
+        import mlflow
+        import mlflow.entities
+
+        self._mlflow, self._of = mlflow, mlflow.entities
+
     def begin(self, facts: Facts) -> Had:
         for library in ("mlflow", "alembic"):  # which tell how they make their tables
             logging.getLogger(library).setLevel(logging.WARNING)
         project = facts.folder.parent
         uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(project / 'mlflow.db').as_posix()}"
-        self._client = MlflowClient(uri)
-        self._metrics: list[Metric] = []
+        self._client = self._mlflow.MlflowClient(uri)
+        self._metrics: list[Any] = []
         self._sent = time.monotonic()
         experiment = self._experiment(None if os.environ.get("MLFLOW_TRACKING_URI") else project / "mlflow")
         before = None if facts.left else self._run(experiment, facts.identity)
@@ -40,7 +45,7 @@ class MLflow:
             return Had(self._last("window/lr"), self._last("epoch/lr"))
         tags = {TAG: facts.identity, "detector.folder": str(facts.folder)}
         self._id = self._client.create_run(experiment, tags=tags, run_name=facts.folder.name).info.run_id
-        params = [Param(key, value[:6000]) for key, value in flat(facts.settings).items()]
+        params = [self._of.Param(key, value[:6000]) for key, value in flat(facts.settings).items()]
         for first in range(0, len(params), PARAMS_AT_ONCE):
             self._client.log_batch(self._id, params=params[first : first + PARAMS_AT_ONCE])
         return Had()
@@ -52,7 +57,9 @@ class MLflow:
         self._add(of_epoch(row), int(row["epoch"]), time.time())
 
     def event(self, event: Event) -> None:
-        self._client.log_batch(self._id, tags=[RunTag(f"detector.{event.kind.replace(' ', '_')}", event.text[:5000])])
+        self._client.log_batch(
+            self._id, tags=[self._of.RunTag(f"detector.{event.kind.replace(' ', '_')}", event.text[:5000])]
+        )
 
     def picture(self, path: Path) -> None:
         self._client.log_artifact(self._id, str(path))
@@ -67,7 +74,7 @@ class MLflow:
             return there.experiment_id
         return self._client.create_experiment(name, artifacts and artifacts.as_uri())
 
-    def _run(self, experiment: str, identity: str) -> LoggedRun | None:
+    def _run(self, experiment: str, identity: str) -> Any | None:
         """The latest that was logged of the run."""
         found = self._client.search_runs([experiment], f"tags.`{TAG}` = '{identity}'", order_by=["start_time DESC"])
         return found[0] if found else None
@@ -77,7 +84,7 @@ class MLflow:
 
     def _add(self, values: Mapping[str, float], step: int, when: float) -> None:
         """Metrics are sent in batches: a server may be far away. Those that a kill loses, the journal has."""
-        self._metrics += [Metric(name, value, round(1000 * when), step) for name, value in values.items()]
+        self._metrics += [self._of.Metric(name, value, round(1000 * when), step) for name, value in values.items()]
         if len(self._metrics) >= AT_ONCE // 2 or time.monotonic() - self._sent > SECONDS:
             self._send()
 

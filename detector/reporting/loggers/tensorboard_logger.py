@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from torch.utils.tensorboard import SummaryWriter
-
 from detector.data.decoding import pixels_of
 from detector.reporting.journal import Event, WindowRow
 from detector.reporting.loggers.scalars import flat, of_epoch, of_window
@@ -16,11 +14,16 @@ OURS = "events.out.tfevents.*"
 class TensorBoard:
     """Event files can only be added to: a run that goes on writes its own anew, from the journal."""
 
+    def __init__(self) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._open = SummaryWriter
+
     def begin(self, facts: Facts) -> Had:
         folder = facts.folder / "tensorboard"
         for file in folder.glob(OURS):
             file.unlink()
-        self._writer = SummaryWriter(str(folder), flush_secs=FLUSH)
+        self._writer = self._open(str(folder), flush_secs=FLUSH)
         rows = [f"| {key} | {value} |" for key, value in sorted(flat(facts.settings).items())]
         self._writer.add_text("settings", "\n".join(["| setting | value |", "|---|---|", *rows]))
         self._window = 0

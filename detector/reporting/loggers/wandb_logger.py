@@ -7,8 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import wandb
-
 from detector.files import replaced
 from detector.reporting.journal import Event, WindowRow
 from detector.reporting.loggers.scalars import of_epoch, of_window
@@ -20,20 +18,25 @@ TOLD = "logged.json"  # beside its files: which run this was, its id there, and 
 class WeightsAndBiases:
     """What a run that was killed had told of its last epoch it tells again, under the same numbers of windows."""
 
+    def __init__(self) -> None:
+        import wandb
+
+        self._wandb = wandb
+
     def begin(self, facts: Facts) -> Had:
         folder = facts.folder / "wandb"
         folder.mkdir(exist_ok=True)
         self._file, self._told = folder / TOLD, self._told_before(folder / TOLD, facts)
         had = Had(self._told["window"], self._told["epoch"])
-        self._run = wandb.init(
+        self._run = self._wandb.init(
             project=os.environ.get("WANDB_PROJECT", "detector"),
             name=facts.folder.name,
             id=self._told["id"],
             resume="allow" if had != Had() else None,
             dir=str(facts.folder),
             config=dict(facts.settings),
-            mode=None if "WANDB_MODE" in os.environ or wandb.login(prompt=False) else "offline",
-            settings=wandb.Settings(silent=True, console="off"),
+            mode=None if "WANDB_MODE" in os.environ or self._wandb.login(prompt=False) else "offline",
+            settings=self._wandb.Settings(silent=True, console="off"),
         )
         self._run.define_metric("epoch/*", step_metric="epoch")
         self._keep()
@@ -52,7 +55,7 @@ class WeightsAndBiases:
         self._run.summary[f"event/{event.kind}"] = event.text or event.kind
 
     def picture(self, path: Path) -> None:
-        self._run.log({path.stem: wandb.Image(str(path))}, step=self._told["window"])
+        self._run.log({path.stem: self._wandb.Image(str(path))}, step=self._told["window"])
 
     def end(self, state: str) -> None:
         self._keep()
