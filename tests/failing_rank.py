@@ -1,6 +1,7 @@
 """`failing_rank.py PLACE RANK detector-arguments`: the command line, on a rank of which something fails at a place."""
 
 import os
+import signal
 import sys
 
 import torch
@@ -23,6 +24,7 @@ PLACES = {
     "checkpoint": (checkpoint_file, "write", OSError(28, "No space left on device")),
     "validation": (evaluate, "find_objects", RuntimeError("a mistake in the validation")),
     "anywhere": (recover, "take", RuntimeError("a mistake between two agreements")),
+    "killed": (Network, "run_layers", signal.SIGKILL),
     "between epochs": (loop, "epoch_row", RuntimeError("a mistake between epochs")),
 }
 
@@ -35,6 +37,8 @@ def fail(place):
         nonlocal calls
         calls += 1
         if calls > 1:  # what begins well
+            if isinstance(error, signal.Signals):
+                os.kill(os.getpid(), error)
             raise error
         return real(*arguments, **options)
 
