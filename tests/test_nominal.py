@@ -3,7 +3,9 @@
 import pytest
 
 from detector.config.settings import Settings, load_settings
+from detector.run.build import chosen_optimizer, warn_of_rate
 from detector.run.nominal import with_nominal_batch
+from detector.step.plan import Cut
 
 
 def resolved(*words, images=205, devices=1):
@@ -48,3 +50,22 @@ def test_a_lowered_nominal_batch_is_that_of_any_devices_and_micro_batches(words,
 def test_a_nominal_batch_of_64_leaves_larger_micro_batches_alone():
     settings, _ = resolved("batch=128", images=5000)
     assert (settings.nbs, settings.batch) == (64, 128)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("lr0=0.001",), 1),
+        (("lr0=0.01",), 0),
+        ((), 0),
+        (("lr0=0.001", "optimizer=MuSGD"), 0),
+        (("lr0=0.001", "optimizer=AdamW"), 0),
+        (("lr0=0.001", "recipe=public"), 0),  # which takes AdamW for a short run
+    ],
+)
+def test_a_rate_that_was_written_for_another_optimizer_is_told(words, told):
+    said = []
+    settings = load_settings(Settings, None, ["data=d", "epochs=3", "nbs=16", *words])
+    warn_of_rate(settings, chosen_optimizer(settings, Cut(16, 1), 200, 3), said.append)
+    assert len(said) == told
+    assert all("optimizer=AdamW" in line for line in said)

@@ -50,6 +50,8 @@ from detector.step.plan import Cut, lr_factor, nominal_cut
 from detector.step.schedule import Gains, Leg, Schedule, extended
 from detector.step.step import StepRules
 
+GENTLE = 0.002  # rates up to this are written for AdamW
+
 
 class Images:
     """Where a run has its images from: read for it alone."""
@@ -81,6 +83,7 @@ def build(settings: Settings, resume: Resume | None, say: Say, watch: Watch, ima
     names = training.names
     cut = planned_cut(settings, len(training), mesh.replicas)
     choice = chosen_optimizer(settings, cut, len(training), len(names))
+    warn_of_rate(settings, choice, say)
     model = DEFAULT if settings.model == "auto" and settings.weights is None else settings.model
     settings = settings.model_copy(update={**choice._asdict(), "model": model})
 
@@ -134,6 +137,15 @@ def chosen_optimizer(settings: Settings, cut: Cut, images: int, classes: int) ->
     iterations = -(-images // max(cut.batch * cut.devices, nbs)) * settings.epochs
     gentle = settings.recipe == "public" and iterations <= LONG
     return choose(settings.optimizer, gentle, classes, lr0, momentum, start)
+
+
+def warn_of_rate(settings: Settings, choice: Choice, say: Say) -> None:
+    """Say where a rate was written for another optimizer than the one that was chosen."""
+    if settings.optimizer == "auto" and choice.optimizer == "MuSGD" and choice.lr0 <= GENTLE:
+        say(
+            f"warning: lr0 {choice.lr0:g} is a rate for AdamW; MuSGD, which optimizer: auto takes, learns slowly by it. "
+            "Leave lr0 out for its own, 0.01, or set optimizer=AdamW"
+        )
 
 
 def class_parameters(network: Network) -> list[nn.Parameter]:
