@@ -143,8 +143,8 @@ def warn_of_rate(settings: Settings, choice: Choice, say: Say) -> None:
     """Say where a rate was written for another optimizer than the one that was chosen."""
     if settings.optimizer == "auto" and choice.optimizer == "MuSGD" and choice.lr0 <= GENTLE:
         say(
-            f"warning: lr0 {choice.lr0:g} is a rate for AdamW; MuSGD, which optimizer: auto takes, learns slowly by it. "
-            "Leave lr0 out for its own, 0.01, or set optimizer=AdamW"
+            f"warning: lr0 {choice.lr0:g} is a rate for AdamW, and by it MuSGD, which optimizer: auto takes, learns "
+            "slowly; leave lr0 out for its own, 0.01, or set optimizer=AdamW"
         )
 
 
