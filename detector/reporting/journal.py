@@ -49,7 +49,7 @@ class Event:
     """Something that happened to a run.
 
     kind: begun, resumed; machine (what it computes with, told after both); finished, stopped (a signal, patience, a
-    callback), failed; bad step, bad image, memory, save, log. A run that begins or resumes after a beginning without an
+    callback), failed; bad step, bad image, memory, save. A run that begins or resumes after a beginning without an
     ending was killed.
     """
 
