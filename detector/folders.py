@@ -16,6 +16,7 @@ RUN_FILES = (
     "steps.jsonl",
     "events.jsonl",
     "report.html",
+    "tensorboard/events.out.tfevents.*",
     "curves.png",
     "precision_recall.png",
     "f1.png",
