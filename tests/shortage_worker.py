@@ -80,6 +80,7 @@ def run_of(state, say=print, batch=BATCH, grow_after=0, starts=(0,)):
         device="cpu",
         last="last.pt",
         say=say,
+        event=lambda kind, text: say(text),
     )
 
 

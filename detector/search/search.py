@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from detector.config.settings import Settings, validated
 from detector.errors import ConfigError
@@ -76,7 +76,7 @@ def run_trials(search: Search, train: Train, images: Images) -> None:
             )
 
 
-def next_trial(search: Search) -> "tuple[Trial, TextIO] | None":
+def next_trial(search: Search) -> "tuple[Trial, BinaryIO] | None":
     """The trial to train next, and the claim to it; None: there is none.
 
     First those that a worker left which is gone; then new ones, up to the total.

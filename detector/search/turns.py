@@ -7,7 +7,7 @@ are none, on Windows, a search has one worker.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO
 
 from detector.errors import OutputError
 
@@ -23,7 +23,7 @@ TURN, CLAIMS = ".turn", ".claims"
 def turn(folder: Path) -> Iterator[None]:
     """A context that one worker is in at a time; the others wait, for less than a second."""
     try:
-        file = open(folder / TURN, "a")  # noqa: SIM115 - closed below
+        file = open(folder / TURN, "ab")  # noqa: SIM115 - closed below
     except OSError as error:
         raise OutputError(f"{folder}: cannot be written to: {error.strerror}; a search is kept in its folder") from None
     with file:
@@ -32,13 +32,13 @@ def turn(folder: Path) -> Iterator[None]:
         yield
 
 
-def claim(folder: Path, number: int) -> TextIO | None:
+def claim(folder: Path, number: int) -> BinaryIO | None:
     """The claim to a trial, held until it is closed; None where another process holds it.
 
     A process is not to ask for one that it holds: closing either would give up both.
     """
     (folder / CLAIMS).mkdir(exist_ok=True)
-    file = open(folder / CLAIMS / f"{number:03d}", "a")  # noqa: SIM115 - its owner closes it
+    file = open(folder / CLAIMS / f"{number:03d}", "ab")  # noqa: SIM115 - its owner closes it
     try:
         if fcntl is not None:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
