@@ -33,6 +33,8 @@ from detector.model.network import Network
 from detector.model.selection import Detections
 from detector.precision import choose_precision
 from detector.reporting.plots import plot_history
+from detector.reporting.run_page.page import Measured, page
+from detector.reporting.run_page.record import Record
 from detector.reporting.samples import training_batch_image
 from detector.reporting.summary import draw_evaluation
 from detector.run.build import chosen_optimizer, class_parameters, gains_of, prepared_network, step_rules, training_set
@@ -188,11 +190,13 @@ def measure_best(job: Job, state: TrainState, folder: Path, device: torch.device
 
 
 def draw(job: Job, evaluation: Evaluation, folder: Path) -> None:
-    """Draw an evaluation, with the first validation images, those that are damaged left out."""
+    """Draw an evaluation, with the first validation images, those that are damaged left out, and make a run's page."""
     first = job.validation.take(np.arange(min(len(job.validation), LOADED)))
     images = ValidationSet(first, job.settings.imgsz, bad_images=job.settings.bad_images)
     damaged = tuple(i for i in range(len(images)) if images[i] is None)
     draw_evaluation(replace(evaluation, missing=damaged), images, first.names, folder)
+    judged = ValidationSet(job.judged, job.settings.imgsz, bad_images=job.settings.bad_images)
+    page(Record(folder, {}), Measured(evaluation, judged, first.names))
 
 
 def validate(job: Job, state: TrainState, network: Network, device: torch.device) -> Evaluation | None:
