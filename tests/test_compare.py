@@ -129,6 +129,8 @@ def test_draws_are_of_as_many_images_and_follow_from_the_seed():
     assert abs((weights == 0).mean() - (1 - 1 / 30) ** 30) < 0.02  # the share of images that a draw leaves out
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_an_interval_covers_as_often_as_it_says():
     """The mean of normal numbers, whose noise is known: about 95% of intervals hold the true mean."""
     random = np.random.default_rng(0)

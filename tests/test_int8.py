@@ -242,6 +242,8 @@ def test_a_loss_above_the_limit_fails(data):
     assert better.passed
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_file_that_loses_more_is_called_unverified(tmp_path, best, data, monkeypatch, capsys):
     monkeypatch.setattr(command, "measure", lambda *arguments, most, **more: accuracy(data, 0.5, most))
     target = tmp_path / "m.onnx"

@@ -323,6 +323,8 @@ def test_long_lines_are_thinned_to_means_with_a_band_that_keeps_peaks():
     assert len(thinned(x[:POINTS], y[:POINTS], "loss", 0).y) == POINTS
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_of_100_000_windows_has_a_small_page():
     windows = [window(k + 1, norm=float(1 + k % 7)) for k in range(100_000)]
     text = page(record_of(windows=windows), None)
