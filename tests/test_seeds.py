@@ -41,7 +41,7 @@ def test_each_seed_is_the_run_that_it_alone_would_be(tmp_path, common, capsys): 
 def test_the_best_row_is_that_of_the_metric_and_losses_are_better_when_lower(tmp_path):
     file = tmp_path / "metrics.csv"
     file.write_text("epoch,box,mAP50-95,mAP50\n1,3,0.2,nan\n2,1,0.5,0.6\n3,2,0.5,0.7\n4,,,\n")
-    assert [seeds.best_row(file, metric)["epoch"] for metric in ("mAP50-95", "mAP50", "box")] == [2, 3, 2]
+    assert [seeds.best_of(tmp_path, metric)["epoch"] for metric in ("mAP50-95", "mAP50", "box")] == [2, 3, 2]
 
 
 def test_folders_are_named_alike_and_none_is_there_before(tmp_path):

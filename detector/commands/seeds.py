@@ -1,7 +1,5 @@
 """`detector train seed=[0,1,2]`: the same run by several seeds, and how far apart they end."""
 
-import csv
-import math
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
@@ -9,6 +7,7 @@ from statistics import mean, stdev
 
 from detector.config.settings import Settings
 from detector.errors import ConfigError
+from detector.reporting.run_files import best_row, read_metrics
 from detector.reporting.table import aligned
 
 COLUMNS = ("mAP50-95", "mAP50", "precision", "recall", "F1")
@@ -27,7 +26,7 @@ def train_seeds(settings: Settings, seeds: Sequence[int], train: Callable[[Setti
         print(f"seed      {seed}, {number} of {len(seeds)}", flush=True)
         if status := train(settings.model_copy(update={"seed": seed, "name": name}), name):
             return status
-    best = {seed: best_row(settings.project / name / "metrics.csv", settings.metric) for seed, name in names.items()}
+    best = {seed: best_of(settings.project / name, settings.metric) for seed, name in names.items()}
     print("\n".join(table(best, settings.metric)))
     return 0
 
@@ -45,12 +44,10 @@ def named(settings: Settings, seeds: Sequence[int]) -> dict[int, str]:
     return {seed: f"{base}-seed{seed}" for seed in seeds}
 
 
-def best_row(file: Path, metric: str) -> dict[str, float]:
-    """The row of metrics.csv whose metric is best, the first of equals; of losses the lowest."""
-    with file.open(encoding="utf-8", newline="") as lines:
-        rows = [{key: float(value or "nan") for key, value in row.items()} for row in csv.DictReader(lines)]
-    sign = 1 if metric in ("mAP75", *COLUMNS) else -1
-    return max(rows, key=lambda row: -math.inf if math.isnan(row.get(metric, math.nan)) else sign * row[metric])
+def best_of(folder: Path, metric: str) -> dict[str, float]:
+    """The best row of a run's metrics.csv; the first where none has the metric."""
+    rows = read_metrics(folder)
+    return best_row(rows, metric) or rows[0]
 
 
 def table(best: dict[int, dict[str, float]], metric: str) -> list[str]:

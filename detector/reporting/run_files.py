@@ -17,6 +17,7 @@ from detector.reporting.journal import BEGINNINGS, ENDINGS, EVENTS, STEPS, Event
 
 SETTINGS, METRICS = "settings.yaml", "metrics.csv"
 MARKS = (SETTINGS, METRICS, STEPS, EVENTS, "weights/last.pt", "weights/best.pt")  # a folder with one is a run's
+LOSSES = ("box", "cls", "dfl", "l1")  # columns of metrics.csv of which the lowest is best
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the former, where it was built, is ten times as fast
 
 
@@ -47,6 +48,12 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
         ]
         return [row for row in rows if math.isfinite(row.get("epoch", math.nan))]
     return []
+
+
+def best_row(rows: Sequence[dict[str, float]], metric: str) -> dict[str, float] | None:
+    """The row of metrics.csv whose metric is best, the first of equals; None where none has a number for it."""
+    known = [row for row in rows if math.isfinite(row.get(metric, math.nan))]
+    return min(known, key=lambda row: row[metric] if metric in LOSSES else -row[metric], default=None)
 
 
 def state_of(events: Sequence[Event], in_use: bool | None) -> str | None:

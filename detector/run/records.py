@@ -1,6 +1,5 @@
 """The runs in a folder, each as its files and its lock tell it."""
 
-import math
 import os
 import stat
 import time
@@ -11,10 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from detector.reporting.journal import BEGINNINGS, ENDINGS, Event, read_events
-from detector.reporting.run_files import MARKS, read_metrics, read_settings, state_of
+from detector.reporting.run_files import MARKS, best_row, read_metrics, read_settings, state_of
 from detector.run.lock import in_use
-
-LOSSES = ("box", "cls", "dfl", "l1")  # columns of metrics.csv of which the lowest is best
 
 
 class Best(NamedTuple):
@@ -31,7 +28,7 @@ class Record:
 
     folder: Path
     settings: Mapping[str, Any]  # nothing where they cannot be read
-    rows: Sequence[Mapping[str, float]]  # of metrics.csv
+    rows: Sequence[dict[str, float]]  # of metrics.csv
     events: Sequence[Event]
     in_use: bool | None  # by a process; None: this system does not say
     changed: float  # seconds since 1970
@@ -59,12 +56,8 @@ class Record:
     def best(self) -> Best | None:
         """By the run's `metric`, the first of equals; None where no epoch has it."""
         metric = str(self.settings.get("metric", "mAP50-95"))
-        values = [(row.get(metric, math.nan), int(row["epoch"])) for row in self.rows]
-        known = [(value, epoch) for value, epoch in values if math.isfinite(value)]
-        if not known:
-            return None
-        value, epoch = min(known, key=lambda one: one[0] if metric in LOSSES else -one[0])
-        return Best(metric, value, epoch)
+        row = best_row(self.rows, metric)
+        return row and Best(metric, row[metric], int(row["epoch"]))
 
     @property
     def seconds(self) -> float | None:

@@ -15,10 +15,10 @@ from detector.device import choose_device
 from detector.errors import ConfigError, did_you_mean
 from detector.inference.infer import Limits
 from detector.inference.load import load
+from detector.reporting.run_files import LOSSES
 from detector.run.build import prepared_network
 
 JUDGED = ("mAP50-95", "mAP50", "mAP75", "precision", "recall", "F1")  # by validation, the higher the better
-LOSSES = ("box", "cls", "dfl", "l1")  # of training, the lower the better
 LATENCY = "latency"  # milliseconds an image, the lower the better
 WARM, TIMED = 5, 30  # images
 USUAL = Limits(conf=0.25, iou=0.7, max_det=300)  # what `detector predict` looks for
